@@ -1,0 +1,110 @@
+# Everything runs in .venv, which the first target that needs it creates.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+# The interpreter for .venv, or for .venv-bench with `make bench PYTHON=...`.
+ifdef PYTHON
+BENCH_PYTHON ?= $(PYTHON)
+else
+BENCH_PYTHON ?= python3.12
+# Run, not only found: the name may be there and the version behind it not.
+PYTHON = $(shell for name in python3.11 python3; do \
+	"$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$name" && break; done)
+endif
+
+VENV ?= .venv
+RUN := $(VENV)/bin/python
+PYTEST_ARGS ?= -n auto --maxprocesses 8 --dist worksteal
+FUZZ ?= 100000
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: $(VENV)/stamp ## Build shards from ten photographs, index them, read them back
+	$(RUN) examples/demo.py
+
+.PHONY: test
+test: $(VENV)/stamp programs ## Run every test, also in an empty environment and with the oldest dependencies
+	$(RUN) -m pytest $(PYTEST_ARGS)
+	@$(MAKE) --no-print-directory lower-bounds
+
+.PHONY: check
+check: lint programs ## Lint and run the fast tests: under a minute, before each commit
+	$(RUN) -m pytest $(PYTEST_ARGS) -m 'not slow'
+
+.PHONY: lint
+lint: $(VENV)/stamp ## Check style, types, import directions and the generated docs
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports --no-logo
+	@test ! -e src/shardset/cli/__init__.py || $(RUN) scripts/build_docs.py --check
+
+.PHONY: lower-bounds
+lower-bounds: $(VENV)-lower/stamp programs ## Run the fast tests with the oldest dependencies that pyproject.toml allows
+	$(VENV)-lower/bin/python -m pytest $(PYTEST_ARGS) -m 'not slow'
+
+.PHONY: fuzz
+fuzz: $(VENV)/stamp programs ## Run the property and mutation tests with FUZZ=100000 inputs each
+	SHARDSET_FUZZ=$(FUZZ) $(RUN) -m pytest $(PYTEST_ARGS) -m fuzz -o faulthandler_timeout=0
+
+.PHONY: bench
+bench: $(VENV)-bench/stamp ## Measure beside the peers (PYTHON=...: 3.12 or newer, which webshart needs; ARGS=... for run.py)
+	$(VENV)-bench/bin/python benchmarks/run.py $(ARGS)
+
+.PHONY: docs
+docs: $(VENV)/stamp ## Write docs/cli.md from the commands' help texts and check the links
+	$(RUN) scripts/build_docs.py
+
+.PHONY: clean
+clean: ## Remove the environments and all caches
+	rm -rf $(VENV) $(VENV)-lower $(VENV)-bench build dist
+	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find src tests scripts examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Cleared first: what pyproject.toml no longer names, or an interrupted run left, must not stay.
+$(VENV)/stamp: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3 ..." >&2; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+	$(RUN) -m pip install --quiet --upgrade 'pip>=25.1'
+	$(RUN) -m pip install --quiet --editable '.[images]' --group dev
+	@touch $@
+
+$(VENV)-lower/stamp: pyproject.toml scripts/lower_bounds.py
+	@test -n "$(PYTHON)" || { echo "Python 3.11 is needed: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)-lower
+	$(VENV)-lower/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(PYTHON) scripts/lower_bounds.py > $(VENV)-lower/pins.txt
+	$(VENV)-lower/bin/python -m pip install --quiet --editable '.[all]' --group test -c $(VENV)-lower/pins.txt
+	@touch $@
+
+$(VENV)-bench/stamp: pyproject.toml benchmarks/requirements.txt
+	@$(BENCH_PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null || { \
+		echo "$(BENCH_PYTHON) is no Python 3.12 or newer, which webshart needs. Name one:" >&2; \
+		echo "  pyenv:  make bench PYTHON=\"\$$(ls -d \"\$$(pyenv root)\"/versions/3.12*/bin/python | tail -n 1)\"" >&2; \
+		echo "          (pyenv install 3.12 brings one)" >&2; \
+		echo "  uv:     make bench PYTHON=\"\$$(uv python find 3.12)\"   (uv python install 3.12 brings one)" >&2; \
+		exit 1; }
+	$(BENCH_PYTHON) -m venv --clear $(VENV)-bench
+	$(VENV)-bench/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(VENV)-bench/bin/python -m pip install --quiet --editable '.[images]' -r benchmarks/requirements.txt
+	@touch $@
+
+# Programs that the tests compare with, as PROGRAM:DEBIAN-PACKAGE.
+.PHONY: programs
+programs:
+	@for pair in bsdtar:libarchive-tools; do \
+		program=$${pair%%:*} package=$${pair##*:}; \
+		command -v "$$program" >/dev/null && continue; \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			echo "installing $$package"; \
+			apt-get update -qq; \
+			DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends "$$package" >/dev/null; \
+		else \
+			echo "The tests compare with $$program: install the package $$package and run make again." >&2; exit 1; \
+		fi; \
+	done

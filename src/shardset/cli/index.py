@@ -1,0 +1,173 @@
+"""``shardset index``: a sidecar index beside each shard, and a catalog of all."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from shlex import quote
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import click
+
+from shardset.policy import Policy
+from shardset.tasks import index_dataset
+
+from .program import Command, MisuseError, Settings
+from .text import clean, counted, dump_json, human_size, name_fields, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from shardset.policy import Report
+    from shardset.tasks import IndexResult
+
+_PLACES_SHOWN: Final = 3
+
+
+@click.command(
+    "index",
+    cls=Command,
+    examples=[
+        ("shardset index photos/ --geometry", "all shards below a folder, with the pixel sizes of their images"),
+        ("shardset index photos/ --destination indexes/", "leave the folder as it is; the indexes go elsewhere"),
+        ("shardset index photos/ --no-sidecars", "the catalog alone"),
+        ("shardset index photos/ --on-error skip --json", "damaged shards up to their damage; a report for programs"),
+    ],
+)
+@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
+@click.option(
+    "-d",
+    "--destination",
+    type=click.Path(file_okay=False),
+    help="Folder for the indexes and the catalog, laid out like the source. By default they go beside the shards.",
+)
+@click.option("--geometry/--no-geometry", help="Read the pixel sizes of images too.  [default: no]")
+@click.option("--captions/--no-captions", default=True, help="Read .json and .txt members too.  [default: yes]")
+@click.option("--sidecars/--no-sidecars", default=True, help="Write a JSON index for each shard.  [default: yes]")
+@click.option(
+    "-j",
+    "--workers",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Processes; 0 is this one. By default as many as pay.",
+)
+@click.option("-f", "--force", is_flag=True, help="Do all of it again, and write over files that are no indexes.")
+@click.option(
+    "--on-error",
+    type=click.Choice(["raise", "warn", "skip"]),
+    default="raise",
+    help="At a damaged shard: stop, or index it up to the damage with or without a warning.  [default: raise]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, as docs/json.md describes it.")
+@click.pass_obj
+def command(
+    settings: Settings,
+    *,
+    sources: tuple[str, ...],
+    destination: str | None,
+    geometry: bool,
+    captions: bool,
+    sidecars: bool,
+    workers: int | None,
+    force: bool,
+    on_error: Literal["raise", "warn", "skip"],
+    as_json: bool,
+) -> None:
+    """Index shards, so that any sample can be read at once.
+
+    Each shard gets an index beside it (photos-00000.json for photos-00000.tar), and the folder a catalog of all samples
+    in .shardset/. What a catalog knows already, unchanged, is taken over; an interrupted run is simply run again.
+    """
+    source = sources[0] if len(sources) == 1 else list(sources)
+    with _progress(settings) as progress:
+        try:
+            result = index_dataset(
+                source,
+                destination=destination,
+                captions=captions,
+                geometry=geometry,
+                sidecars=sidecars,
+                force=force,
+                workers=workers,
+                policy=Policy(on_error=on_error),
+                progress=progress,
+            )
+        except ValueError as error:
+            if type(error) is not ValueError:
+                raise
+            raise MisuseError(str(error), "a source is a folder, a shard, a glob, or a pattern in braces") from error
+    if as_json:
+        click.echo(dump_json(index_document(result)))
+        return
+    for line in _summary(result, source if isinstance(source, str) else destination or source[0]):
+        click.echo(printable(line))
+
+
+@contextmanager
+def _progress(settings: Settings) -> Iterator[Callable[[int, int], None] | None]:
+    """Give a function that shows how many shards are done, where somebody looks."""
+    if settings.quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("indexing"), BarColumn(), MofNCompleteColumn(), TextColumn("shards"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("index", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def index_document(result: IndexResult) -> dict[str, Any]:
+    """Return what ``--json`` prints."""
+    catalog = result.catalog
+    return {
+        "num_shards": catalog.num_shards,
+        "num_samples": catalog.num_samples,
+        "num_files": catalog.num_files,
+        "size": _total_size(result),
+        "sidecars_written": result.sidecars_written,
+        "shards_reused": result.shards_reused,
+        "catalog": clean(str(result.folder)),
+        "findings": [
+            {
+                "code": code,
+                "count": count,
+                "places": [
+                    {
+                        **(name_fields("shard", place.shard) if place.shard is not None else {"shard": None}),
+                        "offset": place.offset,
+                        "member": None if place.key is None else clean(place.key),
+                        "message": clean(place.message),
+                    }
+                    for place in places
+                ],
+            }
+            for code, count, places in result.report
+        ],
+    }
+
+
+def _total_size(result: IndexResult) -> int:
+    catalog = result.catalog
+    return sum(int(catalog.group(number).shard_sizes.sum()) for number in range(catalog.num_groups))
+
+
+def _summary(result: IndexResult, source: str) -> Iterator[str]:
+    catalog = result.catalog
+    held = f"{counted(catalog.num_samples, 'sample')} in {counted(catalog.num_files, 'file')}"
+    yield f"{counted(catalog.num_shards, 'shard')} indexed: {held}, {human_size(_total_size(result))}"
+    reused = f"; {counted(result.shards_reused, 'shard')} unchanged since the last time" if result.shards_reused else ""
+    yield f"sidecar indexes written: {result.sidecars_written:,}{reused}"
+    yield f"catalog: {result.folder}"
+    yield from _finding_lines(result.report)
+    yield f"next: shardset ls {quote(source)}"
+
+
+def _finding_lines(report: Report) -> Iterator[str]:
+    for code, count, places in report:
+        yield f"{code}: {counted(count, 'finding')}"
+        for place in places[:_PLACES_SHOWN]:
+            yield f"  {place}"
+        if places and count > _PLACES_SHOWN:
+            yield f"  ... and {count - min(len(places), _PLACES_SHOWN):,} more"

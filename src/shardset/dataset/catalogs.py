@@ -1,0 +1,334 @@
+"""Which catalog a dataset uses: the one beside its shards or in the user's cache, if it is fresh, or a new one.
+
+A catalog is fresh while it names the same shards with the same size and identity (mtime and inode, or etag). What is
+stale is never trusted: shards that did not change are taken over, the others are indexed again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from shardset.errors import IndexFileError, NotFoundError, ShardsetError, StorageError
+from shardset.formats.faults import Fault
+from shardset.index.build import build_index, settle_faults
+from shardset.index.catalog import Catalog, Manifest, open_catalog
+from shardset.index.catalog_writer import row_from_catalog, shard_row, split_groups, write_group, write_manifest
+from shardset.index.sidecar import parse_sidecar, sidecar_path
+from shardset.policy import Place, Policy, Report
+from shardset.storage.local import local_path
+from shardset.storage.store import url_join, url_scheme
+
+from .files import check_reader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from shardset.index.catalog_writer import ShardRow
+    from shardset.index.sidecar import Sidecar
+    from shardset.index.table import ShardIndex
+    from shardset.storage.store import Store
+
+    from .discover import Found, ShardSource
+
+logger = logging.getLogger(__name__)
+
+CATALOG_FOLDER: Final = ".shardset"
+"""The folder beside the shards in which ``shardset index`` puts the catalog."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexOptions:
+    """What is read into an index beyond the headers.
+
+    Attributes:
+        captions: Read the text of ``.json`` and ``.txt`` members beside payloads.
+        geometry: Read the pixel size of images.
+        metadata: Folder of the sidecar indexes; None where they stand beside their shards.
+    """
+
+    captions: bool = False
+    geometry: bool = False
+    metadata: str | None = None
+
+    def sidecar_url(self, shard: ShardSource) -> str:
+        """Return where the sidecar index of a shard is looked for."""
+        return sidecar_path(shard.url) if self.metadata is None else url_join(self.metadata, f"{shard.name}.json")
+
+
+def cache_root() -> Path:
+    """Return the folder for catalogs made on the way: ``$SHARDSET_CACHE``, else below the user's cache folder."""
+    chosen = os.environ.get("SHARDSET_CACHE")
+    if chosen:
+        return Path(chosen)
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "shardset" / "cache"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "shardset"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardset"
+
+
+def catalog_beside(found: Found) -> Path | None:
+    """Return where the catalog beside the shards would be, or None if the shards are not on this machine's disks."""
+    if url_scheme(found.root) not in {"", "file"}:
+        return None
+    return Path(local_path(found.root)) / CATALOG_FOLDER
+
+
+def catalog_in_cache(found: Found, options: IndexOptions) -> Path:
+    """Return where in the cache the catalog of these shards belongs.
+
+    That of a folder stays where it is when shards come and go, so that those that stay are not indexed again.
+    """
+    root = os.path.abspath(local_path(found.root)) if url_scheme(found.root) in {"", "file"} else found.root  # noqa: PTH100 - links stay as named
+    names = [] if found.is_folder else [shard.name for shard in found.shards]
+    listed = "\n".join([root, options.metadata or "", *names])
+    return cache_root() / "catalogs" / hashlib.sha256(listed.encode("utf-8", "surrogateescape")).hexdigest()[:24]
+
+
+def find_catalog(found: Found, options: IndexOptions, report: Report) -> Catalog | None:
+    """Return the fresh catalog of these shards that satisfies the options, or None."""
+    cached = catalog_in_cache(found, options)
+    for folder in _folders(found, options):
+        catalog = _open(folder, report)
+        if catalog is None or not satisfies(catalog, options):
+            continue
+        try:
+            if is_fresh(catalog, found.shards):
+                return catalog
+            if folder != cached and _is_outdated(catalog, found):
+                report.add("stale_catalog", Place(str(folder)))
+                logger.warning("the catalog %s is stale and not used; refresh it with: shardset index", folder)
+        except IndexFileError as error:
+            _distrust(folder, error, report)
+    return None
+
+
+def _folders(found: Found, options: IndexOptions) -> list[Path]:
+    """Return where catalogs of these shards may be, the preferred first."""
+    folders = [catalog_in_cache(found, options)]
+    if options.metadata is None:
+        beside = catalog_beside(found)
+        if beside is not None:
+            folders.insert(0, beside)
+    elif url_scheme(options.metadata) in {"", "file"}:  # what stands beside the shards was made with other indexes
+        folders.insert(0, Path(local_path(options.metadata)) / CATALOG_FOLDER)
+    return folders
+
+
+def satisfies(catalog: Catalog, options: IndexOptions) -> bool:
+    """Tell whether a catalog holds all that the options ask for."""
+    manifest = catalog.manifest
+    return manifest.captions >= options.captions and manifest.geometry >= options.geometry
+
+
+def is_fresh(catalog: Catalog, shards: Sequence[ShardSource]) -> bool:
+    """Tell whether a catalog describes exactly these shards, as they are now and where they are now.
+
+    Raises:
+        IndexFileError: A file of the catalog is missing or malformed.
+    """
+    catalog.check_files()
+    if catalog.num_shards != len(shards):
+        return False
+    known = (entry for number in range(catalog.num_groups) for entry in catalog.entries(number))
+    may_have_moved = catalog.manifest.base is None
+    return all(
+        entry.size == shard.info.size
+        and entry.identity == shard.info.identity
+        and entry.name == shard.name
+        and not (may_have_moved and entry.url != _whole_url(shard.url))
+        for entry, shard in zip(known, shards, strict=True)
+    )
+
+
+def _is_outdated(catalog: Catalog, found: Found) -> bool:
+    """Tell whether a catalog that is not fresh should be: one of other shards of the folder may lie there too."""
+    if found.is_folder:
+        return True
+    entries = (entry for number in range(catalog.num_groups) for entry in catalog.entries(number))
+    known = {entry.name: (entry.size, entry.identity) for entry in entries}
+    seen = {shard.name: (shard.info.size, shard.info.identity) for shard in found.shards}
+    return any(known.get(name, now) != now for name, now in seen.items())
+
+
+def _open(folder: Path, report: Report | None) -> Catalog | None:
+    try:
+        return open_catalog(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (IndexFileError, OSError) as error:
+        _distrust(folder, error, report)
+        return None
+
+
+def _distrust(folder: Path, error: Exception, report: Report | None) -> None:
+    if report is not None:
+        report.add("bad_catalog", Place(str(folder), message=str(error)))
+        logger.warning("a catalog is not used: %s", error)
+
+
+def build_catalog(
+    found: Found,
+    store: Store,
+    folder: Path,
+    *,
+    options: IndexOptions,
+    policy: Policy,
+    report: Report,
+    progress: Callable[[int], None] | None = None,
+) -> Catalog:
+    """Index all shards of a dataset, as far as no catalog knows them yet, and write the catalog into `folder`.
+
+    Args:
+        found: The shards.
+        store: Where they live.
+        folder: The catalog's folder; made if missing.
+        options: What to read beyond headers.
+        policy: What to do about damaged shards.
+        report: Counts faults.
+        progress: Called with the number of shards done.
+
+    Raises:
+        FormatError: A shard is damaged, and the policy says to raise.
+        StorageError: A shard cannot be read, or the folder cannot be written.
+    """
+    known = known_rows(reversed(_folders(found, options)), options, None)  # find_catalog has told what is wrong
+
+    def rows() -> Iterable[ShardRow]:
+        for done, shard in enumerate(found.shards):
+            row = known(shard)
+            if row is None:
+                index = load_index(shard, store, options=options, policy=policy, report=report)
+                row = shard_row(index, url=shard.url, name=shard.name, identity=shard.info.identity)
+            else:
+                settle_row(row, policy, report)
+            yield row
+            if progress is not None:
+                progress(done + 1)
+
+    return write_catalog(folder, rows(), options=options, root=None)
+
+
+def known_rows(
+    folders: Iterable[Path], options: IndexOptions, report: Report | None
+) -> Callable[[ShardSource], ShardRow | None]:
+    """Return a look-up of shards that the catalogs in `folders`, though stale as a whole, know as they are now.
+
+    Args:
+        folders: Where the catalogs are; a later one comes before an earlier one.
+        options: What they must hold.
+        report: Counts catalogs that cannot be read; None to pass over them.
+    """
+    places: dict[tuple[str, int, str], tuple[Catalog, int]] = {}
+    for folder in folders:
+        catalog = _open(folder, report)
+        if catalog is None or not satisfies(catalog, options):
+            continue
+        try:
+            catalog.check_files()
+        except IndexFileError as error:
+            _distrust(folder, error, report)
+            continue
+        for number, first in enumerate(catalog.shard_starts[:-1]):
+            for at, entry in enumerate(catalog.entries(number)):
+                places[entry.name, entry.size, entry.identity] = (catalog, first + at)
+
+    def look_up(shard: ShardSource) -> ShardRow | None:
+        place = places.get((shard.name, shard.info.size, shard.info.identity))
+        if place is None:
+            return None
+        return replace(row_from_catalog(*place), url=shard.url)
+
+    return look_up
+
+
+def settle_row(row: ShardRow, policy: Policy, report: Report) -> None:
+    """Apply the policy to what is wrong with a shard that a catalog, made under another one perhaps, knows.
+
+    Raises:
+        FormatError: The policy says to raise.
+    """
+    settle_faults(tuple(Fault(**fault) for fault in row.faults), row.url, policy, report)
+
+
+def write_catalog(folder: Path, rows: Iterable[ShardRow], *, options: IndexOptions, root: str | None) -> Catalog:
+    """Write the catalog of some shards into `folder` and open it.
+
+    Args:
+        folder: The catalog's folder; made if missing.
+        rows: The shards, in order.
+        options: What was read into the rows.
+        root: The folder that holds the shards and `folder` itself, to make their urls relative, so that the whole can
+            be moved; None to keep the urls whole.
+
+    Raises:
+        StorageError: The folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        token = f"captions={options.captions} geometry={options.geometry}"
+        groups = tuple(
+            write_group(folder, [_relative(row, root) for row in group], options=token) for group in split_groups(rows)
+        )
+        base = None if root is None else os.path.relpath(local_path(root), folder)
+        write_manifest(folder, Manifest(groups, base, options.captions, options.geometry))
+    except OSError as error:
+        if isinstance(error, ShardsetError):
+            raise
+        raise StorageError(
+            f"the catalog cannot be written ({error.strerror or error})",
+            url=str(folder),
+            hint="free some space, or set SHARDSET_CACHE to a folder that can be written",
+        ) from error
+    return open_catalog(folder)
+
+
+def _relative(row: ShardRow, root: str | None) -> ShardRow:
+    if root is None:
+        return replace(row, url=_whole_url(row.url))
+    return replace(row, url=os.path.relpath(local_path(row.url), local_path(root)).replace(os.sep, "/"))
+
+
+def _whole_url(url: str) -> str:
+    return url if url_scheme(url) else str(Path(url).absolute())
+
+
+def load_index(
+    shard: ShardSource, store: Store, *, options: IndexOptions, policy: Policy, report: Report
+) -> ShardIndex:
+    """Return the index of one shard: from its sidecar index if that is good, else from its headers.
+
+    Raises:
+        ChangedError: The shard is no longer what `shard` says.
+        FormatError: It is damaged, and the policy says to raise.
+        StorageError: It cannot be read.
+    """
+    sidecar = load_sidecar(shard, store, url=options.sidecar_url(shard), report=report)
+    if sidecar is not None:
+        lacks_geometry = options.geometry and sidecar.index.geometry is None
+        lacks_captions = options.captions and not sidecar.index.captions
+        if not lacks_geometry and not lacks_captions:
+            settle_faults(sidecar.index.faults, shard.url, policy, report)
+            return sidecar.index
+    reader = check_reader(store.open(shard.url), shard.info.size, shard.info.identity)
+    return build_index(reader, captions=options.captions, geometry=options.geometry, policy=policy, report=report)
+
+
+def load_sidecar(shard: ShardSource, store: Store, *, url: str, report: Report) -> Sidecar | None:
+    """Return the sidecar index of a shard, or None if there is none that is good; a bad one is counted and logged."""
+    try:
+        reader = store.open(url)
+        payload = reader.read(0, reader.size)
+        return parse_sidecar(payload, path=url, shard_size=shard.info.size)
+    except NotFoundError:
+        return None
+    except (IndexFileError, StorageError) as error:
+        report.add("bad_index", Place(shard.url, message=str(error)))
+        logger.warning("a sidecar index is not used: %s", error)
+        return None

@@ -1,0 +1,219 @@
+"""Names of many shards in one text: ``{000..063}``, ``train@64``, ``train-00000-of-00064``. Text only, no files.
+
+Braces are those of the shell and of the `braceexpand` package, which WebDataset users write; ``@`` is the notation of
+TensorFlow's sharded files, whose names end in ``-00000-of-00064`` with at least five digits.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Final, NamedTuple
+
+_MOST_NAMES: Final = 10_000_000
+_DEEPEST: Final = 64
+_NUMBERS: Final = re.compile(r"(-?[0-9]{1,18})\.\.(-?[0-9]{1,18})(?:\.\.(-?[0-9]{1,18}))?")
+_LETTERS: Final = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.(-?[0-9]{1,18}))?")
+_ALPHABET: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_PADDED: Final = re.compile(r"-?0[0-9]")
+_GLOB: Final = re.compile(r"[*?]|\[!?[^/][^/\]]*\]", re.DOTALL)
+_NUMBERED: Final = re.compile(r"(.*)-([0-9]{1,18})-of-([0-9]{1,18})(?![0-9])(.*)", re.DOTALL)
+_COUNTED: Final = re.compile(r"(.*[^/])@([0-9]{1,18}|\*)(\.[^/@]*)?", re.DOTALL)
+
+
+class NumberedName(NamedTuple):
+    """The parts of a name like ``train-00003-of-00064.tfrecord``.
+
+    Attributes:
+        prefix: What stands before the hyphen, folders included: ``"train"``.
+        number: Which shard it is: 3. Counted from 0 by custom; nothing is checked here.
+        total: How many shards there are: 64.
+        suffix: What follows: ``".tfrecord"``, or nothing.
+    """
+
+    prefix: str
+    number: int
+    total: int
+    suffix: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """``{000..063}`` or ``{a..e}``: numbers with the width to pad them to, or (width None) places in the alphabet."""
+
+    numbers: range
+    width: int | None
+
+    def count(self) -> int:
+        return len(self.numbers)
+
+    def spell(self) -> list[str]:
+        if self.width is None:
+            return [_ALPHABET[number] for number in self.numbers]
+        return [f"{number:0{self.width}d}" for number in self.numbers]
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """``{a,b}``: patterns of which one stands in this place."""
+
+    options: list[_Pattern]
+
+    def count(self) -> int:
+        return sum(map(_count, self.options))
+
+    def spell(self) -> list[str]:
+        return [name for option in self.options for name in _spell(option)]
+
+
+# What stands one behind the other: text as it is, and places where several things may stand.
+_Pattern = list[str | _Range | _Choice]
+
+
+def expand_braces(text: str) -> list[str]:
+    """Return all names that a brace pattern stands for, the leftmost place changing slowest, as the shell does.
+
+    ``{000..063}`` counts, padded with zeros to the longer end if either end is; ``{0..9..3}`` in steps; ``{9..0}``
+    down. ``{a..e}`` goes through letters, capitals before small ones. ``{a,b}`` chooses; choices may be empty and may
+    hold braces themselves. Any other brace, paired or not, is left as it stands. A backslash is an ordinary character,
+    as Windows paths need it, so a brace cannot be escaped.
+
+    Raises:
+        ValueError: There are more than ten million names (found before any is made), or braces nested 64 deep.
+    """
+    pattern = _parse(text, 0, len(text), _pair_braces(text), 0)
+    count = _count(pattern)
+    if count > _MOST_NAMES:
+        raise ValueError(f"{_brief(text)} stands for more than {_MOST_NAMES} names")
+    return _spell(pattern)
+
+
+def has_braces(text: str) -> bool:
+    """Tell whether a text is a brace pattern: whether `expand_braces` finds anything in it to expand.
+
+    Raises:
+        ValueError: Braces are nested 64 deep.
+    """
+    return any(not isinstance(piece, str) for piece in _parse(text, 0, len(text), _pair_braces(text), 0))
+
+
+def has_glob(text: str) -> bool:
+    """Tell whether a text has glob characters: ``*``, ``?``, or ``[...]`` in one part of the path.
+
+    The ``?`` of an http url's query looks the same; a caller who may meet one asks about the part before it.
+    """
+    return _GLOB.search(text) is not None
+
+
+def parse_numbered(name: str) -> NumberedName | None:
+    """Take a name like ``train-00003-of-00064.tfrecord`` apart, or return None if it is no such name.
+
+    Only the last part of a path is looked at, and in it the last such number. Any number of digits is accepted.
+    """
+    folder, slash, last = name.rpartition("/")
+    match = _NUMBERED.fullmatch(last)
+    if match is None:
+        return None
+    return NumberedName(folder + slash + match[1], int(match[2]), int(match[3]), match[4])
+
+
+def expand_count(text: str) -> list[str]:
+    """Return the names that ``train@64`` or ``train@64.tfrecord`` stands for; any other text as its only name.
+
+    ``train@*`` is any number of shards: the answer is then one glob, which also fits names with another suffix, so what
+    it finds is to be taken apart by `parse_numbered`. Only an ``@`` in the last part of a path counts, and only with
+    nothing or a suffix behind the number. A file may have such a name itself; who can look for it should do so first.
+
+    Raises:
+        ValueError: The count is zero, or above ten million.
+    """
+    match = _COUNTED.fullmatch(text)
+    if match is None:
+        return [text]
+    prefix, digits, suffix = match[1], match[2], match[3] or ""
+    if digits == "*":
+        return [f"{prefix}-[0-9]*-of-[0-9]*{suffix}"]
+    count = int(digits)
+    if not 0 < count <= _MOST_NAMES:
+        raise ValueError(f"{_brief(text)} stands for {count} shards; from 1 to {_MOST_NAMES} are possible")
+    width = max(5, len(str(count)))  # as TensorFlow Datasets: both numbers grow together past 99999
+    return [f"{prefix}-{number:0{width}d}-of-{count:0{width}d}{suffix}" for number in range(count)]
+
+
+def _pair_braces(text: str) -> dict[int, int]:
+    """Return where the brace that is opened at a position is closed; positions of lone ones are absent."""
+    pairs: dict[int, int] = {}
+    opened: list[int] = []
+    for match in re.finditer(r"[{}]", text):
+        if match[0] == "{":
+            opened.append(match.start())
+        elif opened:
+            pairs[opened.pop()] = match.start()
+    return pairs
+
+
+def _parse(text: str, start: int, end: int, pairs: dict[int, int], depth: int) -> _Pattern:
+    """Parse ``text[start:end]``, in which every pair of braces lies whole or not at all."""
+    if depth > _DEEPEST:
+        raise ValueError(f"{_brief(text)} nests braces more than {_DEEPEST} deep")
+    pattern: _Pattern = []
+    plain = position = start
+    while (position := text.find("{", position, end)) >= 0:
+        closing = pairs.get(position)
+        piece = None if closing is None else _parse_place(text, position + 1, closing, pairs, depth)
+        if piece is None or closing is None:
+            position += 1  # the brace is text; what it holds may still be a pattern
+            continue
+        pattern += [text[plain:position], piece]
+        plain = position = closing + 1
+    pattern.append(text[plain:end])
+    return pattern
+
+
+def _parse_place(text: str, start: int, end: int, pairs: dict[int, int], depth: int) -> _Range | _Choice | None:
+    """Parse what stands between two braces; None if it is neither a range nor a choice."""
+    if match := _NUMBERS.fullmatch(text, start, end):
+        low, high = match[1], match[2]
+        width = max(len(low), len(high)) if _PADDED.match(low) or _PADDED.match(high) else 0
+        return _Range(_steps(int(low), int(high), match[3]), width)
+    if match := _LETTERS.fullmatch(text, start, end):
+        return _Range(_steps(_ALPHABET.index(match[1]), _ALPHABET.index(match[2]), match[3]), None)
+    commas = _find_commas(text, start, end, pairs)
+    if not commas:
+        return None
+    begins, ends = [start, *(comma + 1 for comma in commas)], [*commas, end]
+    return _Choice([_parse(text, first, last, pairs, depth + 1) for first, last in zip(begins, ends, strict=True)])
+
+
+def _find_commas(text: str, start: int, end: int, pairs: dict[int, int]) -> list[int]:
+    """Return the positions of commas that are in no pair of braces further in."""
+    commas = []
+    position = start
+    while position < end:
+        if text[position] == ",":
+            commas.append(position)
+        position = pairs.get(position, position) + 1
+    return commas
+
+
+def _steps(first: int, last: int, step: str | None) -> range:
+    """Return first to last, both inclusive; the shell takes the sign of a step from the ends, and 0 for 1."""
+    width = abs(int(step or 1)) or 1
+    return range(first, last + 1, width) if first <= last else range(first, last - 1, -width)
+
+
+def _count(pattern: _Pattern) -> int:
+    """Return how many names a pattern stands for."""
+    return prod(piece.count() for piece in pattern if not isinstance(piece, str))
+
+
+def _spell(pattern: _Pattern) -> list[str]:
+    """Return the names that a pattern stands for."""
+    places = [[piece] if isinstance(piece, str) else piece.spell() for piece in pattern]
+    return ["".join(parts) for parts in product(*places)]
+
+
+def _brief(text: str) -> str:
+    return repr(text if len(text) <= 80 else f"{text[:77]}...")

@@ -1,0 +1,217 @@
+"""From the bytes of a shard to its index, through any store's reader."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from shardset.formats.captions import InvalidJson, captions_from_json, captions_from_text, parse_json_sidecars
+from shardset.formats.geometry import parse_geometry
+from shardset.formats.tar import TarTable, scan_tar
+from shardset.policy import Place, Policy, Report, settle
+
+from .table import GeometryColumns, ShardIndex, index_from_table, number_by_path
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shardset.formats.captions import Captions
+    from shardset.formats.faults import Fault
+    from shardset.storage.store import Reader
+
+    from .table import PathNumbering
+
+MAX_SIDECAR: Final = 10_000_000
+"""Caption and metadata members above this many bytes are not read into an index (webshart's limit)."""
+_DEEPEST: Final = 500
+"""Values nested deeper are not kept: not every writer of JSON could write them into an index, nor every reader read."""
+_HEAD: Final = 64 << 10
+_HEADS_AT_ONCE: Final = 256
+
+
+def scan_reader(reader: Reader, *, ignore_zeros: bool = False) -> TarTable:
+    """Find every member of the tar that `reader` reads. Faults are part of the result."""
+    whole = reader.map()
+    if whole is None:
+        return scan_tar(reader.read, reader.size, ignore_zeros=ignore_zeros)
+    return scan_tar(
+        lambda offset, length: whole[offset : offset + length], reader.size, is_mapped=True, ignore_zeros=ignore_zeros
+    )
+
+
+def build_index(
+    reader: Reader,
+    *,
+    captions: bool = False,
+    geometry: bool = False,
+    policy: Policy | None = None,
+    report: Report | None = None,
+) -> ShardIndex:
+    """Build the index of a tar shard from its headers.
+
+    Args:
+        reader: The shard.
+        captions: Read the ``.json`` and ``.txt`` members beside payloads, and keep what they say of them.
+        geometry: Read the first bytes of each payload, and keep the pixel size of those that are images.
+        policy: What to do when the shard is damaged: raise (the default), or index it up to the damage.
+        report: Counts faults, oddities and sidecars that could not be read.
+
+    Raises:
+        FormatError: The shard is damaged, and the policy says to raise.
+        StorageError: Reading failed.
+    """
+    policy = policy or Policy()
+    report = Report() if report is None else report
+    table = scan_reader(reader)
+    index = index_from_table(table, reader.size)
+    settle_faults(index.faults, reader.url, policy, report)
+    if captions:
+        index = _with_captions(index, reader, report)
+    if geometry:
+        index = replace(index, geometry=_read_geometry(index, reader))
+    return index
+
+
+def settle_faults(faults: tuple[Fault, ...], shard: str | None, policy: Policy, report: Report) -> None:
+    """Apply the policy to the faults of a shard: errors as it says, oddities counted unless their code says more.
+
+    Raises:
+        FormatError: The policy says to raise.
+    """
+    for fault in faults:
+        place = Place(shard, fault.offset, fault.member, fault.message)
+        if fault.is_error or fault.code in policy.codes:
+            settle(fault.error(shard), fault.code, place, policy, report)
+        else:
+            report.add(fault.code, place)
+
+
+def _with_captions(index: ShardIndex, reader: Reader, report: Report) -> ShardIndex:
+    numbering = number_by_path(index)
+    documents = _read_documents(index, reader, numbering.json_rows, report)
+    texts = _read_texts(index, reader, numbering.text_rows, report)
+    # Several payloads may share a sidecar, so its captions are worked out once.
+    said = {row: captions_from_json(document) for row, document in documents.items()}
+    rows, json_rows = numbering.samples.tolist(), numbering.json_rows.tolist()
+    extra: dict[int, dict[str, Any]] = {
+        row: {"json_metadata": document}
+        for row, document in zip(rows, map(documents.get, json_rows), strict=True)
+        if document is not None
+    }
+    captions: dict[int, Captions] = {
+        row: value for row, value in zip(rows, map(said.get, json_rows), strict=True) if value is not None
+    }
+    if texts:
+        for row, text_row in zip(rows, numbering.text_rows.tolist(), strict=True):
+            if row not in captions and texts.get(text_row) is not None:
+                captions[row] = texts[text_row]
+    _caption_by_key(index, reader, numbering, captions, report)
+    return replace(index, captions=captions, extra=extra)
+
+
+def _caption_by_key(
+    index: ShardIndex, reader: Reader, numbering: PathNumbering, captions: dict[int, Captions], report: Report
+) -> None:
+    """Give samples whose sidecar is paired by key alone (``u.seg.png`` with ``u.txt``) their caption too."""
+    parts = int(index.sample_rows[-1])
+    sidecar_ids = [index.suffixes.index(suffix) for suffix in ("json", "txt") if suffix in index.suffixes]
+    is_lone = np.zeros(index.num_files, np.bool_)
+    for sidecar_id in sidecar_ids:
+        is_lone[:parts] |= index.suffix_ids[:parts] == sidecar_id
+    for paired in (numbering.json_rows, numbering.text_rows):
+        is_lone[paired[paired >= 0]] = False
+    rows = np.flatnonzero(is_lone)
+    samples = np.searchsorted(index.sample_rows, rows, side="right") - 1
+    is_beside = np.diff(index.sample_rows)[samples] > 1
+    rows, samples = rows[is_beside], samples[is_beside]
+    if not len(rows):
+        return
+    is_text = np.array([index.suffixes[i] == "txt" for i in index.suffix_ids[rows].tolist()], np.bool_)
+    documents = _read_documents(index, reader, rows[~is_text], report)
+    texts = _read_texts(index, reader, rows[is_text], report)
+    for row, sample in zip(rows.tolist(), samples.tolist(), strict=True):
+        members = range(int(index.sample_rows[sample]), int(index.sample_rows[sample + 1]))
+        target = next((member for member in members if index.suffix_ids[member] not in sidecar_ids), None)
+        if target is None or target in captions:
+            continue
+        found = captions_from_json(documents[row]) if row in documents else texts.get(row)
+        if found is not None:
+            captions[target] = found
+
+
+def _small_rows(index: ShardIndex, rows: NDArray[np.int64], reader: Reader, report: Report) -> NDArray[np.int64]:
+    """Return the distinct rows that are set and not too large; count those that are too large."""
+    is_wanted = np.zeros(index.num_files, np.bool_)
+    is_wanted[rows[rows >= 0]] = True
+    rows = np.flatnonzero(is_wanted)
+    rows = rows[index.offset[rows] >= 0]
+    for row in rows[index.length[rows] > MAX_SIDECAR].tolist():
+        place = Place(reader.url, int(index.offset[row]), index.names.text(row), f"{int(index.length[row])} bytes")
+        report.add("sidecar_too_big", place)
+    return rows[index.length[rows] <= MAX_SIDECAR]
+
+
+def _read_documents(index: ShardIndex, reader: Reader, json_rows: NDArray[np.int64], report: Report) -> dict[int, Any]:
+    rows = _small_rows(index, json_rows, reader, report)
+    payloads = reader.read_many(index.offset[rows], index.length[rows])
+    documents = {}
+    for row, payload, value in zip(rows.tolist(), payloads, parse_json_sidecars(payloads), strict=True):
+        error = value.error if isinstance(value, InvalidJson) else _too_deep(payload, value)
+        if error is None:
+            documents[row] = value
+        else:
+            report.add("bad_json_sidecar", Place(reader.url, int(index.offset[row]), index.names.text(row), error))
+    return documents
+
+
+def _read_texts(index: ShardIndex, reader: Reader, text_rows: NDArray[np.int64], report: Report) -> dict[int, Captions]:
+    rows = _small_rows(index, text_rows, reader, report)
+    payloads = reader.read_many(index.offset[rows], index.length[rows])
+    texts = {}
+    for row, payload in zip(rows.tolist(), payloads, strict=True):
+        try:
+            found = captions_from_text(payload)
+            error = _too_deep(payload, found)
+        except ValueError as cause:
+            error = str(cause)
+        if error is None:
+            texts[row] = found
+        else:
+            report.add("bad_text_sidecar", Place(reader.url, int(index.offset[row]), index.names.text(row), error))
+    return texts
+
+
+def _too_deep(payload: memoryview, value: Any) -> str | None:
+    """Say that JSON is nested too deep to be kept, if it is."""
+    if len(payload) <= 2 * _DEEPEST or isinstance(value, str):
+        return None
+    raw = bytes(payload)
+    level = [value] if raw.count(b"{") + raw.count(b"[") > _DEEPEST else []
+    for _ in range(_DEEPEST):
+        level = [
+            child
+            for item in level
+            if isinstance(item, dict | list)
+            for child in (item.values() if isinstance(item, dict) else item)
+        ]
+    return f"nested more than {_DEEPEST} deep" if level else None
+
+
+def _read_geometry(index: ShardIndex, reader: Reader) -> GeometryColumns:
+    columns = GeometryColumns(
+        np.zeros(index.num_files, np.int32), np.zeros(index.num_files, np.int32), np.zeros(index.num_files, np.uint8)
+    )
+    rows = np.flatnonzero((index.offset >= 0) & (index.length > 0))
+    # A map costs nothing to view whole; otherwise an image's headers stand in its first bytes.
+    lengths = index.length if reader.map() is not None else np.minimum(index.length, _HEAD)
+    for at in range(0, len(rows), _HEADS_AT_ONCE):
+        batch = rows[at : at + _HEADS_AT_ONCE]
+        payloads = reader.read_many(index.offset[batch], lengths[batch])
+        for row, payload in zip(batch.tolist(), payloads, strict=True):
+            found = parse_geometry(payload)
+            if found is not None:
+                columns.width[row], columns.height[row] = found.width, found.height
+                columns.orientation[row] = found.orientation
+    return columns

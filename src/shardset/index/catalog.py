@@ -1,0 +1,491 @@
+"""Reading a catalog: a folder with a manifest, and memory-mapped Arrow files for groups of shards.
+
+Opening reads the manifest alone; a group's files are mapped when something in it is asked for. Samples are numbered
+through all groups. Look-ups of one sample go through memoryviews of the columns and batches through numpy views,
+because a pyarrow scalar costs more than everything else in a look-up. docs/formats.md describes the files.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left, bisect_right
+from dataclasses import astuple, dataclass, fields
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from shardset.errors import IndexFileError
+from shardset.formats.faults import Fault
+
+from .records import Details
+from .table import RESERVED_SUFFIXES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    Int64s = NDArray[np.int64]
+
+CATALOG_FORMAT: Final = "shardset catalog"
+CATALOG_VERSION: Final = 1
+MANIFEST_NAME: Final = "catalog.json"
+_AGAIN: Final = "build it again with: shardset index"
+
+_RANGE: Final = pa.struct([("offset", pa.int64()), ("length", pa.int64())])
+SAMPLES_SCHEMA: Final = pa.schema(
+    [
+        ("shard", pa.int32()),
+        ("key", pa.string()),
+        ("fields", pa.dictionary(pa.int32(), pa.string())),
+        ("members", pa.list_(_RANGE)),
+        ("width", pa.int32()),
+        ("height", pa.int32()),
+        ("orientation", pa.uint8()),
+        ("caption", pa.string()),
+        ("by_aspect", pa.int32()),
+    ]
+)
+_FAULT: Final = pa.struct(
+    [("code", pa.string()), ("offset", pa.int64()), ("member", pa.string()), ("message", pa.string())]
+)
+SHARDS_SCHEMA: Final = pa.schema(
+    [
+        ("url", pa.string()),
+        ("name", pa.string()),
+        ("size", pa.int64()),
+        ("identity", pa.string()),
+        ("digest", pa.string()),
+        ("first_sample", pa.int64()),
+        ("num_samples", pa.int64()),
+        ("num_files", pa.int64()),
+        ("keys_sorted", pa.bool_()),
+        ("first_key", pa.string()),
+        ("last_key", pa.string()),
+        ("faults", pa.list_(_FAULT)),
+        ("sparse", pa.string()),
+    ]
+)
+OTHERS_SCHEMA: Final = pa.schema(
+    [("shard", pa.int32()), ("name", pa.string()), ("offset", pa.int64()), ("length", pa.int64())]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFiles:
+    """The files of one group of shards, and how much they hold. Damaged shards are indexed up to their damage."""
+
+    samples: str
+    shards: str
+    others: str | None
+    num_shards: int
+    num_samples: int
+    num_files: int
+    num_damaged: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a catalog is made of.
+
+    Attributes:
+        groups: In the order in which their shards and samples are numbered.
+        base: The folder that shard urls are relative to, itself relative to the catalog's folder; None if the urls
+            are whole.
+        captions: Whether captions were read from the shards.
+        geometry: Whether pixel sizes were read from the shards.
+    """
+
+    groups: tuple[GroupFiles, ...]
+    base: str | None
+    captions: bool
+    geometry: bool
+
+
+class ShardEntry(NamedTuple):
+    """One shard as a catalog knows it. `url` is whole; `first_sample` counts from the dataset's first sample."""
+
+    url: str
+    name: str
+    size: int
+    identity: str
+    digest: str
+    first_sample: int
+    num_samples: int
+    num_files: int
+
+
+class Layout(NamedTuple):
+    """The fields that some samples have in common.
+
+    Attributes:
+        spelled: Suffixes in archive order, as the member names spell them.
+        fields: The same in lower case.
+        positions: For each field its place among the sample's members; -1 if it occurs twice or is reserved.
+    """
+
+    spelled: tuple[str, ...]
+    fields: tuple[str, ...]
+    positions: dict[str, int]
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read the manifest of the catalog in `folder`.
+
+    Raises:
+        FileNotFoundError: There is none.
+        IndexFileError: It is malformed, or of another version.
+    """
+    path = folder / MANIFEST_NAME
+    raw = path.read_bytes()
+    try:
+        content: dict[str, Any] = orjson.loads(raw)
+        version = content["version"] if content["format"] == CATALOG_FORMAT else None
+        names = [field.name for field in fields(GroupFiles)]
+        groups = tuple(GroupFiles(*(group[name] for name in names)) for group in content["groups"])
+        counts = [count for group in groups for count in astuple(group)[3:]]
+        texts = [text for group in groups for text in (group.samples, group.shards, group.others or "")]
+        manifest = Manifest(groups, content["base"], bool(content["captions"]), bool(content["geometry"]))
+    except (ValueError, KeyError, TypeError) as error:
+        what = f"the catalog's manifest is malformed ({type(error).__name__}: {error})"
+        raise IndexFileError(what, path=str(path), hint=_AGAIN) from error
+    if version != CATALOG_VERSION:
+        what = f"the catalog has version {version!r}, this shardset reads {CATALOG_VERSION}"
+        raise IndexFileError(what, path=str(path), hint=_AGAIN)
+    texts.append(manifest.base or "")
+    if not all(type(count) is int and 0 <= count < 1 << 62 for count in counts) or set(map(type, texts)) != {str}:
+        raise IndexFileError("the catalog's manifest has broken counts or names", path=str(path), hint=_AGAIN)
+    return manifest
+
+
+class Group:
+    """The mapped tables of one group of shards.
+
+    Columns of samples, a value a sample: `shard` (number within the group), `layout` (into `layouts`), `first` (first
+    member; one value more than samples). Columns of members: `offset` and `length` in bytes; an offset of -1 is a
+    sparse file. Each is a numpy view of the mapped file; those with `_at` are memoryviews of the same, for single
+    look-ups.
+    """
+
+    def __init__(self, folder: Path, files: GroupFiles) -> None:
+        self._folder = folder
+        self.files = files
+        self._batch = batch = map_batch(folder / files.samples, SAMPLES_SCHEMA, files.num_samples)
+        self._is_validated = False
+        members, codes, keys = (batch.column(name) for name in ("members", "fields", "key"))
+        self.shard: NDArray[np.int32] = _values(batch.column("shard"), np.int32)
+        self.first: NDArray[np.int32] = _offsets(members)
+        self.offset: Int64s = _values(members.values.field("offset"), np.int64)
+        self.length: Int64s = _values(members.values.field("length"), np.int64)
+        self.layout: NDArray[np.int32] = _values(codes.indices, np.int32)
+        _validate(codes.dictionary, folder / files.samples)
+        self.layouts = [_layout(value) for value in codes.dictionary.cast(pa.binary()).to_pylist()]
+        self._key_offsets: NDArray[np.int32] = _offsets(keys)
+        data = keys.buffers()[2]
+        self._key_data = memoryview(data) if data is not None else memoryview(b"")
+        self.shard_at, self.layout_at, self.first_at = self.shard.data, self.layout.data, self.first.data
+        self.offset_at, self.length_at = self.offset.data, self.length.data
+        self._key_offset_at = self._key_offsets.data
+        self._shards: pa.RecordBatch | None = None
+        self._others: pa.RecordBatch | None = None
+        self._sizes: Int64s | None = None
+        self._details: Details | None = None
+
+    @property
+    def samples(self) -> pa.RecordBatch:
+        """The table of the group's samples. The first call looks at all of it.
+
+        Raises:
+            IndexFileError: The file is garbled.
+        """
+        if not self._is_validated:
+            _validate(self._batch, self._folder / self.files.samples)
+            self._is_validated = True
+        return self._batch
+
+    @property
+    def shards(self) -> pa.RecordBatch:
+        """The table of the group's shards."""
+        if self._shards is None:
+            path = self._folder / self.files.shards
+            self._shards = map_batch(path, SHARDS_SCHEMA, self.files.num_shards)
+            _validate(self._shards, path)
+        return self._shards
+
+    @property
+    def others(self) -> pa.RecordBatch:
+        """The table of the group's files that belong to no sample."""
+        if self._others is None:
+            name = self.files.others
+            if name is None:
+                self._others = pa.RecordBatch.from_pylist([], schema=OTHERS_SCHEMA)
+            else:
+                self._others = map_batch(self._folder / name, OTHERS_SCHEMA)
+                _validate(self._others, self._folder / name)
+        return self._others
+
+    @property
+    def shard_sizes(self) -> Int64s:
+        """Bytes of each shard of the group."""
+        if self._sizes is None:
+            self._sizes = _values(self.shards.column("size"), np.int64)
+        return self._sizes
+
+    def shard_span(self, shard: int) -> tuple[int, int]:
+        """Return the samples of a shard of this group, as a half-open range of the group's samples."""
+        start = int(_values(self.shards.column("first_sample"), np.int64)[shard])
+        return start, start + int(_values(self.shards.column("num_samples"), np.int64)[shard])
+
+    def sparse_pieces(self, member: int) -> list[tuple[int, int, int]]:
+        """Return (offset in the file, offset in the shard, length) of each piece of a member that is a sparse file."""
+        sample = int(np.searchsorted(self.first, member, side="right")) - 1
+        shard = int(self.shard[sample])
+        row = member - int(self.first[self.shard_span(shard)[0]])
+        pieces = orjson.loads(self.shards.column("sparse")[shard].as_py())[str(row)]
+        return [(logical, offset, length) for logical, offset, length in pieces]
+
+    def key(self, sample: int) -> str:
+        """Return the key of a sample of this group."""
+        at = self._key_offset_at
+        return str(self._key_data[at[sample] : at[sample + 1]], "utf-8", "surrogateescape")
+
+    @property
+    def details(self) -> Details:
+        """Pixel sizes and captions of the group's samples."""
+        if self._details is None:
+            self._details = Details(self._batch)
+        return self._details
+
+    def find(self, key: bytes) -> Iterator[int]:
+        """Yield the samples of this group that have a key, in order."""
+        shards = self.shards
+        low, high = (shards.column(name).cast(pa.binary()) for name in ("first_key", "last_key"))
+        may_hold = pc.and_(pc.less_equal(low, key), pc.greater_equal(high, key)).to_numpy(zero_copy_only=False)
+        is_sorted = shards.column("keys_sorted")
+        for shard in np.flatnonzero(may_hold).tolist():
+            start, stop = self.shard_span(shard)
+            if is_sorted[shard].as_py():
+                at = bisect_left(range(stop), key, start, key=self._raw_key)
+                while at < stop and self._raw_key(at) == key:
+                    yield at
+                    at += 1
+            else:
+                column = self.samples.column("key").slice(start, stop - start).cast(pa.binary())
+                yield from (np.flatnonzero(pc.equal(column, key).to_numpy(zero_copy_only=False)) + start).tolist()
+
+    def _raw_key(self, sample: int) -> bytes:
+        at = self._key_offset_at
+        return bytes(self._key_data[at[sample] : at[sample + 1]])
+
+    def keys_of(self, samples: Int64s) -> list[str]:
+        """Return the keys of some samples of this group, in the order of `samples`."""
+        if len(samples) and samples[-1] - samples[0] == len(samples) - 1 and bool((np.diff(samples) == 1).all()):
+            return self.keys(int(samples[0]), int(samples[-1]) + 1)
+        data = self._key_data
+        starts, ends = self._key_offsets[samples].tolist(), self._key_offsets[samples + 1].tolist()
+        return [str(data[a:b], "utf-8", "surrogateescape") for a, b in zip(starts, ends, strict=True)]
+
+    def keys(self, start: int, stop: int) -> list[str]:
+        """Return the keys of the samples ``[start, stop)`` of this group."""
+        at = self._key_offsets[start : stop + 1]
+        raw, ends = bytes(self._key_data[at[0] : at[-1]]), (at - at[0]).tolist()
+        if raw.isascii():
+            text = raw.decode("ascii")
+            return [text[a:b] for a, b in pairwise(ends)]
+        return [raw[a:b].decode("utf-8", "surrogateescape") for a, b in pairwise(ends)]
+
+
+class Catalog:
+    """The tables of a whole dataset. Made by `open_catalog`; threads may share it, and so may forked processes."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self._groups: list[Group | None] = [None] * len(manifest.groups)
+        self._entries: dict[int, list[ShardEntry]] = {}
+        self.sample_starts = list(accumulate((group.num_samples for group in manifest.groups), initial=0))
+        self.shard_starts = list(accumulate((group.num_shards for group in manifest.groups), initial=0))
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in all shards."""
+        return self.sample_starts[-1]
+
+    @property
+    def num_shards(self) -> int:
+        """Shards in all groups."""
+        return self.shard_starts[-1]
+
+    @property
+    def num_files(self) -> int:
+        """Files in all shards, those of no sample included."""
+        return sum(group.num_files for group in self.manifest.groups)
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of shards."""
+        return len(self._groups)
+
+    def check_files(self) -> None:
+        """Map every file, to see that all are there and whole.
+
+        Raises:
+            IndexFileError: One is missing or malformed.
+        """
+        for number in range(self.num_groups):
+            group = self.group(number)
+            _ = group.shards, group.others
+
+    def group(self, number: int) -> Group:
+        """Return a group, mapping its file if that was not done yet.
+
+        Raises:
+            IndexFileError: Its file is missing or malformed.
+        """
+        group = self._groups[number]
+        if group is None:
+            group = self._groups[number] = Group(self.folder, self.manifest.groups[number])
+        return group
+
+    def locate(self, sample: int) -> tuple[Group, int, int]:
+        """Return the group that holds a sample, the sample's row in it, and the number of the group's first shard."""
+        number = bisect_right(self.sample_starts, sample) - 1
+        group = self._groups[number] or self.group(number)
+        return group, sample - self.sample_starts[number], self.shard_starts[number]
+
+    def entries(self, number: int) -> list[ShardEntry]:
+        """Return the shards of a group."""
+        entries = self._entries.get(number)
+        if entries is None:
+            entries = self._entries[number] = self._read_entries(number)
+        return entries
+
+    def shard(self, shard_index: int) -> ShardEntry:
+        """Return one shard by its number in the dataset."""
+        number = bisect_right(self.shard_starts, shard_index) - 1
+        return self.entries(number)[shard_index - self.shard_starts[number]]
+
+    def faults(self) -> Iterator[tuple[int, Fault]]:
+        """Yield what is wrong or odd, with the number of its shard in the dataset."""
+        for number, first in enumerate(self.shard_starts[:-1]):
+            column = self.group(number).shards.column("faults")
+            counts = np.diff(_offsets(column))
+            for shard in np.flatnonzero(counts).tolist():
+                for fault in column[shard].as_py():
+                    yield first + shard, Fault(**fault)
+
+    def find(self, key: str) -> Iterator[int]:
+        """Yield the numbers of all samples that have a key, in order."""
+        try:
+            raw = key.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            return  # no bytes of a name are read as such a text
+        for number, start in enumerate(self.sample_starts[:-1]):
+            group = self.group(number)
+            yield from (start + sample for sample in group.find(raw))
+
+    def _read_entries(self, number: int) -> list[ShardEntry]:
+        table, base = self.group(number).shards, self.manifest.base
+        root = None if base is None else (self.folder / base).resolve()
+        first = self.sample_starts[number]
+        columns = [_texts(table.column(name)) for name in ("url", "name")]
+        columns += [table.column(name).to_pylist() for name in ShardEntry._fields[2:]]
+        entries = []
+        for url, name, size, identity, digest, first_sample, samples, files in zip(*columns, strict=True):
+            whole = url if root is None else str(root / url)
+            entries.append(ShardEntry(whole, name, size, identity, digest, first + first_sample, samples, files))
+        return entries
+
+
+def open_catalog(folder: str | Path) -> Catalog:
+    """Open the catalog in `folder`. Reads the manifest, and nothing else yet.
+
+    Raises:
+        FileNotFoundError: There is no catalog.
+        IndexFileError: It is malformed or of another version.
+    """
+    folder = Path(folder).absolute()  # its files are mapped later, perhaps from another working folder
+    return Catalog(folder, read_manifest(folder))
+
+
+def map_batch(path: Path, schema: pa.Schema, num_rows: int | None = None) -> pa.RecordBatch:
+    """Map an Arrow file and return its one batch, without copying a byte of it.
+
+    Args:
+        path: The file.
+        schema: Columns that it must have; a column of text may be binary instead.
+        num_rows: How many rows it must have.
+
+    Raises:
+        IndexFileError: It is missing, malformed, or of another shape.
+    """
+    try:
+        with pa.memory_map(os.fsencode(path)) as source:  # as bytes, since a folder's name need not be UTF-8
+            reader = pa.ipc.open_file(source)
+            count = reader.num_record_batches
+            batch = reader.get_batch(0) if count else pa.RecordBatch.from_pylist([], schema=reader.schema)
+            batch.validate()
+            kinds = dict(zip(batch.schema.names, batch.schema.types, strict=True))
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise IndexFileError(f"the catalog's file cannot be read ({error})", path=str(path), hint=_AGAIN) from error
+    what = None
+    if count > 1:
+        what = f"has {count} batches instead of one"
+    elif num_rows not in (None, batch.num_rows):
+        what = f"has {batch.num_rows} rows, the manifest says {num_rows}"
+    else:
+        for field in schema:
+            if kinds.get(field.name) not in {field.type, _as_binary(field.type)}:
+                what = f"has no column {field.name!r} of type {field.type}"
+    if what is not None:
+        raise IndexFileError(f"the catalog's file {what}", path=str(path), hint=_AGAIN)
+    return batch
+
+
+def _validate(table: pa.RecordBatch | pa.Array, path: Path) -> None:
+    """Look at every value, because Arrow's own functions look at none, and read anywhere if an offset is wrong."""
+    try:
+        table.validate(full=True)
+    except pa.ArrowException as error:
+        raise IndexFileError(f"the catalog's file is garbled ({error})", path=str(path), hint=_AGAIN) from error
+
+
+def _as_binary(kind: pa.DataType) -> pa.DataType:
+    """Return the type that a column has instead if a text in it is not UTF-8."""
+    if pa.types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, _as_binary(kind.value_type))
+    return pa.binary() if pa.types.is_string(kind) else kind
+
+
+def _values(array: pa.Array, kind: Any) -> NDArray[Any]:
+    """Return a numpy view of an array of fixed width."""
+    buffer = array.buffers()[1]
+    if buffer is None:
+        return np.zeros(0, kind)
+    return np.frombuffer(buffer, kind, array.offset + len(array))[array.offset :]
+
+
+def _offsets(array: pa.Array) -> NDArray[np.int32]:
+    """Return a numpy view of the offsets of an array of texts or lists: one more than values."""
+    buffer = array.buffers()[1]
+    if buffer is None or not buffer.size:
+        return np.zeros(1, np.int32)
+    return np.frombuffer(buffer, np.int32, array.offset + len(array) + 1)[array.offset :]
+
+
+def _layout(joined: bytes) -> Layout:
+    spelled = tuple(joined.decode("utf-8", "surrogateescape").split("/"))
+    lowered = tuple(suffix.lower() for suffix in spelled)
+    positions: dict[str, int] = {}
+    for place, name in enumerate(lowered):
+        positions[name] = -1 if name in positions or name in RESERVED_SUFFIXES else place
+    return Layout(spelled, lowered, positions)
+
+
+def _texts(column: pa.Array) -> Sequence[str]:
+    return [raw.decode("utf-8", "surrogateescape") for raw in column.cast(pa.binary()).to_pylist()]

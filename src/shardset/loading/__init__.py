@@ -1,0 +1,1 @@
+"""Loaders: from a dataset to what a training loop takes."""

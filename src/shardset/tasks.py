@@ -1,0 +1,295 @@
+"""One shard, one idempotent task: run here or over processes. A killed run is simply run again."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import orjson
+
+from .dataset.catalogs import (
+    CATALOG_FOLDER,
+    IndexOptions,
+    catalog_beside,
+    catalog_in_cache,
+    known_rows,
+    settle_row,
+    write_catalog,
+)
+from .dataset.discover import find_shards
+from .dataset.files import check_reader
+from .errors import IndexFileError, NotFoundError, StorageError
+from .index.build import build_index
+from .index.catalog_writer import ShardRow, shard_row
+from .index.sidecar import dump_sidecar, parse_sidecar, sidecar_path
+from .policy import Place, Policy, Report
+from .storage.local import local_path
+from .storage.store import open_store, url_join, url_name, url_scheme
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from .dataset.discover import ShardSource, Source
+    from .index.catalog import Catalog
+    from .index.sidecar import Sidecar
+    from .index.table import ShardIndex
+    from .storage.store import Store
+
+
+Task = TypeVar("Task")
+Answer = TypeVar("Answer")
+
+_SMALL: Final = 64 << 20
+"""Shards of fewer bytes in all are indexed faster in this process than a pool starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexTask:
+    """One shard to index, and where its sidecar index goes.
+
+    Attributes:
+        shard: The shard.
+        store: Where it and its sidecar live.
+        sidecar: Url of the sidecar index to write; None to write none.
+        options: What to read beyond headers.
+        policy: What to do about damage.
+        force: Write over a sidecar index that is already there and good, or over a file that is none.
+    """
+
+    shard: ShardSource
+    store: Store
+    sidecar: str | None
+    options: IndexOptions
+    policy: Policy
+    force: bool
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedShard:
+    """What an `IndexTask` comes to."""
+
+    row: ShardRow
+    report: Report
+    sidecar_written: bool
+
+
+def index_shard(task: IndexTask) -> IndexedShard:
+    """Index one shard from its headers, and write its sidecar index.
+
+    A good sidecar index that is already there is kept, since people edit captions in them, and its captions go before
+    what the shard says. A JSON file that is no index is kept too.
+
+    Raises:
+        ChangedError: The shard is no longer the one that was found.
+        FormatError: It is damaged, and the policy says to raise.
+        StorageError: Reading or writing failed.
+    """
+    report = Report()
+    shard, options = task.shard, task.options
+    reader = check_reader(task.store.open(shard.url), shard.info.size, shard.info.identity)
+    index = build_index(reader, captions=options.captions, geometry=options.geometry, policy=task.policy, report=report)
+    kept = None if task.sidecar is None or task.force else _good_sidecar(task, index)
+    # What is no tar at all gets no index, which would make it look like an empty one.
+    is_tar = index.num_files > 0 or not any(fault.is_error for fault in index.faults)
+    written = False
+    if kept is not None:
+        report.add("sidecar_kept", Place(task.sidecar))
+        index = _with_captions_of(index, kept.index)
+    elif task.sidecar is not None and is_tar and (task.force or _may_write(task, report)):
+        task.store.write(task.sidecar, dump_sidecar(index, name=url_name(shard.url)))
+        written = True
+    row = shard_row(index, url=shard.url, name=shard.name, identity=shard.info.identity)
+    return IndexedShard(row, report, written)
+
+
+def _good_sidecar(task: IndexTask, index: ShardIndex) -> Sidecar | None:
+    """Return the sidecar index that is already there, if it fits the shard as it was just found to be."""
+    assert task.sidecar is not None  # noqa: S101 - the caller looked
+    try:
+        reader = task.store.open(task.sidecar)
+        payload = reader.read(0, reader.size)
+        sidecar = parse_sidecar(payload, path=task.sidecar, shard_size=task.shard.info.size)
+    except (NotFoundError, IndexFileError):
+        return None
+    # Tars are padded, so another one is often of the same size.
+    if sidecar.digest is not None and sidecar.digest != index.digest():
+        return None
+    said, found = (
+        zip(each.names, each.offset.tolist(), each.length.tolist(), strict=True) for each in (sidecar.index, index)
+    )
+    return sidecar if set(found).issuperset(said) else None
+
+
+def _with_captions_of(index: ShardIndex, other: ShardIndex) -> ShardIndex:
+    """Put the captions of another index of the same shard before those of `index`, file by file."""
+    rows = {name: row for row, name in enumerate(index.names)}
+    captions = {rows[other.names[row]]: value for row, value in other.captions.items() if other.names[row] in rows}
+    return replace(index, captions={**index.captions, **captions})
+
+
+def _may_write(task: IndexTask, report: Report) -> bool:
+    """Tell whether the sidecar's place is free, or holds an index that does not fit the shard any more."""
+    assert task.sidecar is not None  # noqa: S101 - the caller looked
+    try:
+        reader = task.store.open(task.sidecar)
+    except NotFoundError:
+        return True
+    if _is_index(reader.read(0, reader.size)):
+        return True
+    message = "a JSON file that is no index stands there; --force writes over it"
+    report.add("not_an_index", Place(task.sidecar, message=message))
+    return False
+
+
+def _is_index(payload: bytes) -> bool:
+    """Tell whether a file was meant as a sidecar index, good or not."""
+    try:
+        content = orjson.loads(payload)
+    except ValueError:
+        return False
+    return isinstance(content, dict) and isinstance(content.get("files"), dict | list)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexResult:
+    """What `index_dataset` did.
+
+    Attributes:
+        catalog: The catalog, opened.
+        folder: Where it lies.
+        sidecars_written: How many sidecar indexes were written.
+        shards_reused: How many shards a catalog knew already, unchanged.
+        report: Faults and oddities by code.
+    """
+
+    catalog: Catalog
+    folder: Path
+    sidecars_written: int = 0
+    shards_reused: int = 0
+    report: Report = field(default_factory=Report)
+
+
+def index_dataset(
+    source: Source,
+    *,
+    destination: str | os.PathLike[str] | None = None,
+    captions: bool = True,
+    geometry: bool = False,
+    sidecars: bool = True,
+    force: bool = False,
+    workers: int | None = None,
+    executor: Executor | None = None,
+    policy: Policy | None = None,
+    store: Store | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> IndexResult:
+    """Index every shard of a source: a sidecar index for each, and a catalog of all.
+
+    Args:
+        source: As for `discover_dataset`.
+        destination: Folder for the sidecar indexes and the catalog, laid out like the source; by default they go
+            beside the shards.
+        captions: Read ``.json`` and ``.txt`` members too.
+        geometry: Read the pixel size of images too.
+        sidecars: Write sidecar indexes; otherwise the catalog alone.
+        force: Do everything again, and write over whatever stands where a sidecar index goes.
+        workers: Processes; by default one for each processor, and none for little data.
+        executor: Runs the tasks in place of a pool made for this call.
+        policy: What to do about damaged shards; by default they raise.
+        store: Where the source lives; by default the place that its scheme names.
+        progress: Called with (shards done, shards in all).
+
+    Raises:
+        NotFoundError: No shard was found.
+        FormatError: A shard is damaged, and the policy says to raise.
+        StorageError: Reading or writing failed.
+    """
+    report = Report()
+    policy = policy or Policy()
+    found = find_shards(source, store=store, report=report)
+    store = store or open_store(found.shards[0].url)
+    options = IndexOptions(captions=captions, geometry=geometry)
+    target = None if destination is None else os.fspath(destination)
+    tasks = [
+        IndexTask(shard, store, _sidecar_place(shard, target) if sidecars else None, options, policy, force)
+        for shard in found.shards
+    ]
+    beside = catalog_beside(found)
+    if target is not None and url_scheme(target) in {"", "file"}:
+        folder = Path(local_path(target)) / CATALOG_FOLDER
+    else:
+        folder = beside or catalog_in_cache(found, options)
+    known = known_rows((folder,), options, report) if not force else lambda _: None
+    rows: dict[int, ShardRow] = {}
+    for number, task in enumerate(tasks):
+        row = known(task.shard)
+        if row is not None and (task.sidecar is None or _exists(store, task.sidecar)):
+            settle_row(row, policy, report)
+            rows[number] = row
+    pending = [number for number in range(len(tasks)) if number not in rows]
+    reused, written = len(rows), 0
+    if reused and progress is not None:
+        progress(reused, len(tasks))
+    if url_scheme(tasks[0].shard.url) == "memory":
+        workers = 0  # another process would write into a copy of the store
+    total_size = sum(tasks[number].shard.info.size for number in pending)
+    with _pool(executor, _workers(workers, len(pending), total_size)) as run:
+        for done, (number, answer) in enumerate(
+            zip(pending, run(index_shard, [tasks[number] for number in pending]), strict=True)
+        ):
+            rows[number] = answer.row
+            report.merge(answer.report)
+            written += answer.sidecar_written
+            if progress is not None:
+                progress(reused + done + 1, len(tasks))
+    root = found.root if folder == beside else None
+    catalog = write_catalog(folder, (rows[number] for number in range(len(tasks))), options=options, root=root)
+    return IndexResult(catalog, folder, written, reused, report)
+
+
+def _sidecar_place(shard: ShardSource, destination: str | None) -> str:
+    return sidecar_path(shard.url) if destination is None else url_join(destination, f"{shard.name}.json")
+
+
+def _exists(store: Store, url: str) -> bool:
+    try:
+        store.info(url)
+    except StorageError:
+        return False
+    return True
+
+
+def _workers(workers: int | None, tasks: int, size: int) -> int:
+    """Return how many processes to use; 0 means this one."""
+    if workers is not None:
+        if workers < 0:
+            raise ValueError(f"workers={workers}: it is 0 (this process) or more")
+        return min(workers, tasks)
+    return 0 if tasks < 2 or size < _SMALL else min(os.cpu_count() or 1, tasks)
+
+
+@contextmanager
+def _pool(
+    executor: Executor | None, workers: int
+) -> Iterator[Callable[[Callable[[Task], Answer], list[Task]], Iterable[Answer]]]:
+    """Give a function that maps tasks in order: over the executor, a pool of processes, or in this process."""
+    if executor is not None:
+        yield executor.map
+    elif not workers:
+        yield map
+    else:
+        # A server process that has the modules loaded forks clean workers: neither this process's threads and locks
+        # nor a fresh start for each worker. It needs a main module that can be imported again, as spawn does.
+        if sys.platform == "win32":
+            context = multiprocessing.get_context("spawn")
+        else:
+            context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload([__name__])
+        with ProcessPoolExecutor(workers, context) as pool:
+            yield pool.map

@@ -1,0 +1,77 @@
+"""docs/json.md names exactly the keys that are printed."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from cli.running import HOSTILE, PHOTOS, ROOT
+from shards import write_shard
+
+BY_NAME = {"members", "findings"}  # objects whose keys are values
+
+
+def documented():
+    """Return the keys of each section of the page."""
+    sections = re.split(r"^## ", (ROOT / "docs" / "json.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    return {
+        section.splitlines()[0]: set(re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)) for section in sections
+    }
+
+
+def paths(value, path=""):
+    """Yield the path of every leaf."""
+    if isinstance(value, dict):
+        for key, child in value.items():
+            name = "*" if path in BY_NAME else key
+            yield from paths(child, f"{path}.{name}" if path else name)
+    elif isinstance(value, list):
+        for child in value:
+            yield from paths(child, f"{path}[]")
+    else:
+        yield path
+
+
+@pytest.fixture
+def sources(tmp_path):
+    """Folders of which one has everything that can be known, and one names that are not UTF-8, damage and more."""
+    good = tmp_path / "good"
+    good.mkdir()
+    (good / PHOTOS.name).write_bytes(PHOTOS.read_bytes())
+    odd = tmp_path / "odd\udcff"
+    hostile = write_shard(odd / "h\udcffostile.tar", [*HOSTILE, ("bad\udcff.jpg", b"")])
+    damaged = write_shard(odd / "damaged.tar", [("a.txt", b"x"), ("b.txt", bytes(2000))])
+    damaged.write_bytes(damaged.read_bytes()[:2000])
+    return good, odd, hostile, good / PHOTOS.name
+
+
+def test_the_keys_that_are_printed_are_those_of_the_page(run, sources):
+    good, odd, hostile, shard = sources
+    indexing = [run("index", good, "--geometry", "--json"), run("index", odd, "--on-error", "skip", "--json")]
+    runs = {
+        "shardset ls SHARD --json": [run("ls", shard, "--json"), run("ls", hostile, "--json")],
+        "shardset ls SOURCE --json": [run("ls", good, "--json"), run("ls", odd, "--json")],
+        "shardset show SHARD#KEY --json": [
+            run("show", f"{hostile}#{key}", "--json") for key in ("bad\udcff", "apart", "宽字符")
+        ],
+        "shardset show SHARD --json": [run("show", shard, "--json"), run("show", hostile, "--json")],
+        "shardset stats SOURCE --json": [run("stats", good, "--json"), run("stats", odd, "--json")],
+        "shardset index SOURCE --json": indexing,
+    }
+    page = documented()
+    assert set(page) == set(runs)
+    for section, several in runs.items():
+        printed = set()
+        for done in several:
+            assert done.code == 0, done.err
+            for document in done.documents if " ls " in section else [done.document]:
+                printed |= set(paths(document))
+        # An object or a list that is null as a whole says nothing of what it holds.
+        nulls = {path for path in printed if any(key.startswith((f"{path}.", f"{path}[")) for key in page[section])}
+        assert printed - nulls == page[section], section
+
+
+def test_every_command_that_prints_json_says_where_it_is_described(run):
+    for command in ("index", "ls", "show", "stats"):
+        assert "docs/json.md" in run(command, "--help").text

@@ -1,0 +1,65 @@
+"""Every Python block of the README and of docs/ runs as it stands."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks():
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for found in BLOCK.finditer(text):
+            line = text.count("\n", 0, found.start()) + 1
+            yield pytest.param(found[1], id=f"{page.name}:{line}")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder as the pages describe it: shards/ with the photographs, damaged/ with one shard cut short."""
+    photos = sorted((ROOT / "examples" / "data").glob("0*"))
+    keys = sorted({path.name.partition(".")[0] for path in photos})
+    for number, start in enumerate(range(0, len(keys), 4)):
+        shard = tmp_path / "shards" / f"photos-{number:05d}.tar"
+        shard.parent.mkdir(exist_ok=True)
+        with tarfile.open(shard, "w", format=tarfile.USTAR_FORMAT) as tar:
+            for path in photos:
+                if path.name.partition(".")[0] in keys[start : start + 4]:
+                    payload = path.read_bytes()
+                    member = tarfile.TarInfo(path.name)
+                    member.size = len(payload)
+                    tar.addfile(member, io.BytesIO(payload))
+    damaged = tmp_path / "damaged" / "photos-00000.tar"
+    damaged.parent.mkdir()
+    damaged.write_bytes((tmp_path / "shards" / "photos-00000.tar").read_bytes()[:100_000])
+    monkeypatch.setenv("SHARDSET_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.mark.parametrize("block", list(blocks()))
+def test_a_block_of_the_documentation_runs(block, folder):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", block],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_readme_names_every_page_of_the_documentation():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    missing = [page.name for page in PAGES[1:] if f"docs/{page.name}" not in readme]
+    assert not missing
