@@ -34,7 +34,7 @@ test: $(VENV)/stamp programs ## Run every test, also in an empty environment and
 
 .PHONY: check
 check: lint programs ## Lint and run the fast tests: under a minute, before each commit
-	$(RUN) -m pytest $(PYTEST_ARGS) -m 'not slow'
+	SHARDSET_QUICK=1 $(RUN) -m pytest $(PYTEST_ARGS) -m 'not slow'
 
 .PHONY: lint
 lint: $(VENV)/stamp ## Check style, types, import directions and the generated docs
@@ -46,7 +46,7 @@ lint: $(VENV)/stamp ## Check style, types, import directions and the generated d
 
 .PHONY: lower-bounds
 lower-bounds: $(VENV)-lower/stamp programs ## Run the fast tests with the oldest dependencies that pyproject.toml allows
-	$(VENV)-lower/bin/python -m pytest $(PYTEST_ARGS) -m 'not slow'
+	SHARDSET_QUICK=1 $(VENV)-lower/bin/python -m pytest $(PYTEST_ARGS) -m 'not slow'
 
 .PHONY: fuzz
 fuzz: $(VENV)/stamp programs ## Run the property and mutation tests with FUZZ=100000 inputs each

@@ -41,7 +41,8 @@ def run(root: Path, *, quick: bool) -> list[Result]:
 
         for geometry in (False, True):
             and_geometry = " and image sizes" if geometry else ""
-            _empty(mine), _empty(theirs)
+            _empty(mine)
+            _empty(theirs)
             ours(sidecars=True, geometry=geometry)
             peer(geometry=geometry)
             _check_same(mine, theirs)
@@ -68,16 +69,13 @@ def run(root: Path, *, quick: bool) -> list[Result]:
                         **common,
                     )
                 )
-    _remove(mine), _remove(theirs)
+    for folder in (mine, theirs):
+        shutil.rmtree(folder)
     return results
 
 
-def _remove(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-
-
 def _empty(folder: Path) -> None:
-    _remove(folder)
+    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     os.sync()  # nothing of the round before is left to be flushed in this one
 

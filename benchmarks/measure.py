@@ -62,12 +62,12 @@ class Comparison:
 
     @property
     def ratio(self) -> float:
-        """How many times faster ours is, by the medians."""
-        return statistics.median(self.peer_seconds) / statistics.median(self.ours_seconds)
+        """How many times faster ours is: the median of all rounds."""
+        return statistics.median(self.ratios)
 
     @property
     def ratios(self) -> list[float]:
-        """The same for each round alone."""
+        """How many times faster ours is in each round, whose two runs follow each other."""
         return [peer / ours for ours, peer in zip(self.ours_seconds, self.peer_seconds, strict=True)]
 
     @property

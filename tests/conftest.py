@@ -10,11 +10,13 @@ from hypothesis import settings
 
 DATA = Path(__file__).parent / "data"
 FUZZ = os.environ.get("SHARDSET_FUZZ")
+QUICK = os.environ.get("SHARDSET_QUICK")  # set by `make check`: the same tests, with fewer made-up inputs each
 
 # The same examples in each ordinary run, so that a failure comes from the change at hand; new ones in `make fuzz`.
 settings.register_profile("ordinary", deadline=None, derandomize=True, database=None)
 settings.register_profile("fuzz", deadline=None, max_examples=max(100, int(FUZZ or 0) // 20), print_blob=True)
-settings.load_profile("fuzz" if FUZZ else "ordinary")
+settings.register_profile("quick", deadline=None, derandomize=True, database=None, max_examples=10)
+settings.load_profile("fuzz" if FUZZ else "quick" if QUICK else "ordinary")
 
 
 def pytest_collection_modifyitems(items):
@@ -26,7 +28,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def fuzz_count():
     """How many mutated inputs a mutation test tries."""
-    return int(FUZZ or 2000)
+    return int(FUZZ or (100 if QUICK else 2000))
 
 
 @pytest.fixture(scope="session")

@@ -42,6 +42,7 @@ def without_pillow(tmp_path):
     return blocked.parent
 
 
+@pytest.mark.slow
 def test_the_demo_makes_shards_and_an_index_and_a_sheet_and_can_be_run_again(tmp_path):
     from PIL import Image
 
@@ -79,6 +80,7 @@ def test_the_commands_that_the_demo_proposes_work(tmp_path):
     assert (tmp_path / "rocket.jpg").read_bytes() == (DATA / "0002-rocket.jpg").read_bytes()
 
 
+@pytest.mark.slow
 def test_without_pillow_the_demo_says_which_extra_brings_it(tmp_path, without_pillow):
     code, shown, errors = demo("--out", tmp_path / "out", cwd=tmp_path, path=[without_pillow])
     assert code == 1

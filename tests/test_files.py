@@ -144,6 +144,7 @@ with open_atomic(sys.argv[1]) as file:
     assert path.read_bytes() == b"new"
 
 
+@pytest.mark.slow
 @posix
 def test_a_kill_at_any_moment_leaves_one_whole_version(tmp_path):
     path = tmp_path / "index.json"

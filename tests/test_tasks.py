@@ -383,3 +383,44 @@ def test_progress_that_raises_stops_the_run_and_publishes_nothing(folder):
         index_dataset(folder, progress=stop, workers=0)
     assert not (folder / ".shardset").exists()
     assert index_dataset(folder).catalog.num_samples == 12
+
+
+# ---- what a run leaves of earlier ones
+
+
+def test_an_index_of_ours_without_pixel_sizes_is_completed_and_loses_nothing(tmp_path):
+    shutil.copy(PHOTOS / "photos-00000.tar", tmp_path)
+    index_dataset(tmp_path)
+    place = tmp_path / "photos-00000.json"
+
+    def edit(document):
+        document["curator"] = "Ada"
+        document["files"]["0005-cat.webp"] |= {"captions": "edited by hand", "score": 7}
+
+    edit_sidecar(place, edit)
+    result = index_dataset(tmp_path, geometry=True)
+    assert result.sidecars_written == 1
+    after = json.loads(place.read_bytes())
+    cat = after["files"]["0005-cat.webp"]
+    assert (after["curator"], cat["captions"], cat["score"]) == ("Ada", "edited by hand", 7)
+    assert (cat["width"], cat["height"]) == (451, 300)
+    assert index_dataset(tmp_path, geometry=True).sidecars_written == 0
+    sample = discover_dataset(tmp_path).find("0005-cat")
+    assert (sample.caption, sample.size) == ("edited by hand", (451, 300))
+
+
+def test_the_catalog_of_a_folder_is_not_replaced_by_that_of_one_of_its_shards(folder):
+    index_dataset(folder)
+    before = tree(folder)
+    result = index_dataset(folder / "shard-0001.tar")
+    assert result.folder.is_relative_to(cache_root())
+    assert result.catalog.num_samples == 3
+    assert tree(folder) == before
+
+
+def test_what_is_no_tar_gets_no_index(tmp_path):
+    write_shard(tmp_path / "a.tar", make_members(3))
+    (tmp_path / "b.tar").write_text("version https://git-lfs.github.com/spec/v1\n")
+    result = index_dataset(tmp_path, policy=SKIP)
+    assert result.report.counts == {"not_tar": 1}
+    assert [path.name for path in sorted(tmp_path.glob("*.json"))] == ["a.json"]

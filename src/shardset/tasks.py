@@ -94,27 +94,32 @@ def index_shard(task: IndexTask) -> IndexedShard:
     shard, options = task.shard, task.options
     reader = check_reader(task.store.open(shard.url), shard.info.size, shard.info.identity)
     index = build_index(reader, captions=options.captions, geometry=options.geometry, policy=task.policy, report=report)
-    kept = None if task.sidecar is None or task.force else _good_sidecar(task, index)
+    place = task.sidecar
+    kept = None if place is None or task.force else _good_sidecar(task, place, index)
     # What is no tar at all gets no index, which would make it look like an empty one.
     is_tar = index.num_files > 0 or not any(fault.is_error for fault in index.faults)
     written = False
-    if kept is not None:
-        report.add("sidecar_kept", Place(task.sidecar))
-        index = _with_captions_of(index, kept.index)
-    elif task.sidecar is not None and is_tar and (task.force or _may_write(task, report)):
-        task.store.write(task.sidecar, dump_sidecar(index, name=url_name(shard.url)))
+    if place is not None and kept is not None:
+        index = _with_annotations_of(index, kept.index)
+        # One of ours that lacks what is read now is completed; nothing in it is lost.
+        if kept.digest is not None and options.geometry and kept.index.geometry is None:
+            task.store.write(place, dump_sidecar(index, name=url_name(shard.url), like=kept))
+            written = True
+        else:
+            report.add("sidecar_kept", Place(place))
+    elif place is not None and is_tar and (task.force or _may_write(task, place, report)):
+        task.store.write(place, dump_sidecar(index, name=url_name(shard.url)))
         written = True
     row = shard_row(index, url=shard.url, name=shard.name, identity=shard.info.identity)
     return IndexedShard(row, report, written)
 
 
-def _good_sidecar(task: IndexTask, index: ShardIndex) -> Sidecar | None:
+def _good_sidecar(task: IndexTask, place: str, index: ShardIndex) -> Sidecar | None:
     """Return the sidecar index that is already there, if it fits the shard as it was just found to be."""
-    assert task.sidecar is not None  # noqa: S101 - the caller looked
     try:
-        reader = task.store.open(task.sidecar)
+        reader = task.store.open(place)
         payload = reader.read(0, reader.size)
-        sidecar = parse_sidecar(payload, path=task.sidecar, shard_size=task.shard.info.size)
+        sidecar = parse_sidecar(payload, path=place, shard_size=task.shard.info.size)
     except (NotFoundError, IndexFileError):
         return None
     # Tars are padded, so another one is often of the same size.
@@ -126,24 +131,28 @@ def _good_sidecar(task: IndexTask, index: ShardIndex) -> Sidecar | None:
     return sidecar if set(found).issuperset(said) else None
 
 
-def _with_captions_of(index: ShardIndex, other: ShardIndex) -> ShardIndex:
-    """Put the captions of another index of the same shard before those of `index`, file by file."""
+def _with_annotations_of(index: ShardIndex, other: ShardIndex) -> ShardIndex:
+    """Put what another index of the same shard says of its files before what `index` says, file by file."""
     rows = {name: row for row, name in enumerate(index.names)}
-    captions = {rows[other.names[row]]: value for row, value in other.captions.items() if other.names[row] in rows}
-    return replace(index, captions={**index.captions, **captions})
+    moved = {row: rows[name] for row, name in enumerate(other.names) if name in rows}
+    captions = {moved[row]: value for row, value in other.captions.items() if row in moved}
+    extra = {row: dict(fields) for row, fields in index.extra.items()}
+    for row, fields in other.extra.items():
+        if row in moved:
+            extra.setdefault(moved[row], {}).update(fields)
+    return replace(index, captions={**index.captions, **captions}, extra=extra)
 
 
-def _may_write(task: IndexTask, report: Report) -> bool:
+def _may_write(task: IndexTask, place: str, report: Report) -> bool:
     """Tell whether the sidecar's place is free, or holds an index that does not fit the shard any more."""
-    assert task.sidecar is not None  # noqa: S101 - the caller looked
     try:
-        reader = task.store.open(task.sidecar)
+        reader = task.store.open(place)
     except NotFoundError:
         return True
     if _is_index(reader.read(0, reader.size)):
         return True
     message = "a JSON file that is no index stands there; --force writes over it"
-    report.add("not_an_index", Place(task.sidecar, message=message))
+    report.add("not_an_index", Place(place, message=message))
     return False
 
 
@@ -224,7 +233,8 @@ def index_dataset(
     if target is not None and url_scheme(target) in {"", "file"}:
         folder = Path(local_path(target)) / CATALOG_FOLDER
     else:
-        folder = beside or catalog_in_cache(found, options)
+        # Beside the shards stands the catalog of the whole folder, and not one of a few shards of it.
+        folder = beside if beside is not None and found.is_folder else catalog_in_cache(found, options)
     known = known_rows((folder,), options, report) if not force else lambda _: None
     rows: dict[int, ShardRow] = {}
     for number, task in enumerate(tasks):

@@ -103,6 +103,7 @@ def test_a_terminal_is_given_plain_text_alone(payload, is_text):
     assert is_plain_text(memoryview(payload)) == is_text
 
 
+@pytest.mark.slow
 def test_a_terminal_is_spared_binary_data_unless_forced():
     code, shown = run_at_terminal("cat", f"{PHOTOS}#0002-rocket.txt")
     assert (code, shown) == (0, "a rocket on its launch pad under a clear sky\r\n")

@@ -21,6 +21,7 @@ def test_another_shell_is_wrong_usage(run):
     assert "tcsh" in done.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("typed", "expected"), [("shardset s", {"show", "stats"}), ("shardset index --ge", {"--geometry"})]
 )

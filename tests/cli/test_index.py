@@ -133,6 +133,7 @@ def test_damage_in_a_worker_process_is_told_like_any_other(tmp_path):
     assert f"{shards[1]} at byte {7 * 1024}" in done.err
 
 
+@pytest.mark.slow
 def test_progress_is_shown_at_a_terminal_and_not_with_quiet(tmp_path):
     write_dataset(tmp_path)
     _, shown = run_at_terminal("index", tmp_path)

@@ -69,6 +69,7 @@ def test_all_samples_are_listed_away_from_a_terminal(run, tmp_path, count):
     assert [line[1] for line in run("ls", shard).lines] == [f"{number:08d}" for number in range(count)]
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_a_hundred_unless_more_are_asked_for(tmp_path):
     shard = write_shard(tmp_path / "a.tar", make_members(150, fields=("txt",)))
     _, shown = run_at_terminal("ls", shard)
@@ -79,6 +80,7 @@ def test_a_terminal_gets_a_hundred_unless_more_are_asked_for(tmp_path):
     assert "00000149" in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [80, 100])
 def test_no_line_is_wider_than_the_terminal(photos, run, columns):
     run("index", photos, "--geometry")

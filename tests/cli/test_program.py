@@ -181,6 +181,7 @@ def test_an_unexpected_error_is_called_a_bug(run, monkeypatch):
     assert "--debug" in done.err
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_seen_enough_ends_the_program_quietly(tmp_path):
     shard = write_shard(
         tmp_path / "a.tar", [(f"{n}.bin", bytes(1000)) for n in range(3000)] + [("x.bin", bytes(1 << 20))]
@@ -198,6 +199,7 @@ def test_a_reader_that_has_seen_enough_ends_the_program_quietly(tmp_path):
         assert (done.stdout, done.stderr) == ("0\n", "")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no full disk to write to")  # noqa: PTH110
 def test_a_full_disk_is_exit_code_4(tmp_path):
     shard = write_shard(tmp_path / "a.tar", [("x.bin", bytes(1 << 20))])
@@ -241,6 +243,7 @@ def test_verbose_says_what_is_done(run, tmp_path):
     assert run("ls", tmp_path).err == ""
 
 
+@pytest.mark.slow
 @needs_terminal
 def test_a_terminal_gets_tables_and_colours_and_progress_and_a_pipe_gets_none(tmp_path):
     write_dataset(tmp_path)
@@ -257,6 +260,7 @@ def test_a_terminal_gets_tables_and_colours_and_progress_and_a_pipe_gets_none(tm
     assert done.err == ""
 
 
+@pytest.mark.slow
 @needs_terminal
 def test_no_color_is_obeyed(tmp_path):
     write_dataset(tmp_path)
@@ -265,6 +269,7 @@ def test_no_color_is_obeyed(tmp_path):
     assert not re.search(r"\x1b\[[0-9;]*[1-9][0-9;]*m", shown)
 
 
+@pytest.mark.slow
 @needs_terminal
 @pytest.mark.parametrize("command", ["ls", "show"])
 def test_a_hostile_name_sends_no_escape_code_to_a_terminal(hostile, command):

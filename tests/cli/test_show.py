@@ -187,6 +187,7 @@ def test_a_payload_is_told_by_its_content(payload, kind, pixels, text):
     assert (found, geometry and geometry.display_size, preview) == (kind, pixels, text)
 
 
+@pytest.mark.slow
 def test_a_narrow_terminal_cuts_the_content_and_no_place():
     _, shown = run_at_terminal("show", f"{PHOTOS}#1", columns=60, NO_COLOR="1")
     table = [line for line in shown.splitlines() if line.startswith(("field", "jpg", "txt"))]

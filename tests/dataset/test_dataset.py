@@ -206,6 +206,7 @@ NAMES = st.text(st.sampled_from("ab./_Aé"), min_size=1, max_size=8).filter(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=settings.default.max_examples if FUZZ else 40)  # each makes a catalog
 @given(st.lists(st.tuples(NAMES, st.binary(max_size=3)), max_size=14), st.booleans(), st.integers(1, 14))
 def test_any_archive_gives_the_samples_that_webdataset_would_group(tmp_path_factory, members, pax, border):
@@ -390,6 +391,7 @@ def test_calls_for_one_shard_read_that_shard_alone(shards):
     assert {url for url, _, _ in store.ranges} == {dataset.shard_url(3)}
 
 
+@pytest.mark.slow
 def test_many_shards_may_be_looked_into(tmp_path):
     write_dataset(tmp_path, shards=140, samples=1, fields=("txt",))
     dataset = discover_dataset(tmp_path)
@@ -542,6 +544,7 @@ def test_a_sample_is_left_out_and_counted_where_the_policy_says_so(shards):
 # ---- processes and threads
 
 
+@pytest.mark.slow
 def test_a_pickled_dataset_is_the_path_of_its_catalog(tmp_path):
     write_dataset(tmp_path / "few", shards=2, samples=1, fields=("txt",))
     write_dataset(tmp_path / "many", shards=300, samples=1, fields=("txt",))

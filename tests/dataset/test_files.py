@@ -178,11 +178,15 @@ def test_payloads_are_read_alone_or_many_at_once():
     assert files.largest == 2
 
 
-def test_a_sparse_file_is_listed_and_refused_by_its_name():
+def test_a_sparse_file_is_read_with_its_holes_unless_they_are_too_large(monkeypatch):
     made = archive(member(b"a.txt", b"1"), sparse_old(b"b.bin", Segments(((512, b"x"),), 600)))
     files, reader = open_bytes(made.data)
     row = files.names.index("b.bin")
     assert (files.offsets[row], files.lengths[row]) == (-1, 600)
+    whole = bytes(512) + b"x" + bytes(87)
+    assert files.read(reader, row) == bytes(files.view(reader, row)) == whole
+    assert [bytes(view) for view in files.read_many(reader, [0, row])] == [b"1", whole]
+    monkeypatch.setattr("shardset.dataset.files.LARGEST_SPARSE", 599)
     for read in (
         lambda: files.read(reader, row),
         lambda: files.view(reader, row),

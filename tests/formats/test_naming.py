@@ -141,6 +141,7 @@ def test_double_underscores_elsewhere_are_ordinary(name):
 # All names of a shard at once
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_names_are_split_as_one_by_one():
     rng = random.Random(7)
     names = [bytes(rng.choices(b"a./_B", k=rng.randrange(13))) for _ in range(100_000)]

@@ -101,6 +101,7 @@ def test_long_nonsense_is_taken_in_linear_time(piece):
     assert time.perf_counter() - start < 5
 
 
+@pytest.mark.slow
 def test_deep_nesting_works_to_a_limit_and_is_then_refused():
     def nested(depth):
         return "{a," * depth + "b" + "}" * depth

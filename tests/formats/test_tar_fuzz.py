@@ -183,7 +183,8 @@ def test_mutated_archives_are_read_alike_in_every_way_without_a_crash(fuzz_count
         seen.update(codes(tables[0]))
     # The mutations reach nearly every fault that there is; the others need more than a changed byte.
     rare = {"repeated_key", "duplicate_suffix", "compressed", "empty_file", "not_tar", "name_conflict"}
-    assert seen >= (WARNINGS | set(ERRORS)) - rare
+    if fuzz_count >= 1000:
+        assert seen >= (WARNINGS | set(ERRORS)) - rare
 
 
 def test_random_bytes_are_no_tar():
@@ -271,6 +272,7 @@ def test_what_is_counted_one_by_one_is_refused_at_its_limit_and_takes_a_few_byte
     assert peak < 300 * limit + 2 * len(data)
 
 
+@pytest.mark.slow
 def test_the_limits_are_100_000_pax_records_and_a_million_rows():
     assert (MAX_PAX_RECORDS, MAX_SPARSE_ROWS) == (100_000, 1_000_000)
     row = member(b"a.txt", b"1", lead=pax(record(b"", b"") * MAX_PAX_RECORDS))
@@ -304,6 +306,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("broken", BROKEN)
 def test_hostile_numbers_and_loops_are_refused_in_little_memory_and_time(broken, mode):
@@ -316,6 +319,7 @@ def test_hostile_numbers_and_loops_are_refused_in_little_memory_and_time(broken,
     assert len(str(table.error())) < 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "unit"), [("careful", b"a"), ("mapped", b"a/"), ("windows", b"../")])
 def test_a_name_of_16_mib_is_a_name(mode, unit):
     name = unit * ((16 << 20) // len(unit) - 1) + b"z"
@@ -334,6 +338,7 @@ def test_a_name_at_the_limit_of_extensions_leaves_room_for_no_other(mode):
     assert table.end == (16 << 20) + BLOCK
 
 
+@pytest.mark.slow
 def test_ever_more_extensions_do_not_take_ever_more_time():
     def seconds(count):
         data = pax((b"a", b"b")) * count + END

@@ -135,6 +135,7 @@ def test_what_tarfile_writes_and_reads_is_read_alike(form, specs):
         assert found == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_shard_that_tarfile_writes_is_read_alike_across_chunks(form):
     buffer = io.BytesIO()

@@ -86,6 +86,50 @@ def test_two_pax_headers_at_the_end_of_a_chunk_stay_with_their_member(before):
     assert_all_ways_agree(archive(*[plain] * before, twice, plain, thrice, plain))
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"19 mtime=1700000000\n",  # a byte short of its length
+        b"21 mtime=1700000000\n",
+        b"20 mtime=1700000000 ",
+        b"20 mtime=170000000\n\n",  # a record whose value ends in a newline
+        b"20 mtime=1700000000\n\0\0",
+        b"20 mtime=1700000000\nx",
+        b"20 mtime=1700000000\n14 path=right\n",
+        b"34 mtime=1700000000\n14 path=right\n",  # one record: its value holds the rest
+        b"14 path=right\n20 mtime=1700000000\n",
+        b"20 ctime=1700000000\n",
+        b"21 mtime2=1700000000\n",
+        b"12 mtimes=1\n",
+        b"10 mtime=\n",
+        b"9 mtime=\n",
+        b"011 mtime=1\n",
+        b"101 mtime=" + b"1" * 90 + b"\n",
+        b"600 mtime=" + b"1" * 589 + b"\n",
+        b"",
+    ],
+)
+def test_a_pax_header_that_is_nearly_a_time_alone_is_read_with_care(body):
+    plain = member(b"a.txt", b"1")
+    data = archive(*[plain] * 20, member(b"b.txt", b"2", lead=pax(body)), plain).data
+    states = [state(scan(data, mode)) for mode in MODES]
+    assert states[1] == states[0]
+    assert states[2] == states[0]
+    names = [row.name for row in states[0][0]]
+    if states[0][1]:
+        assert [fault.code for fault in states[0][1]] == ["bad_pax"]
+        assert len(names) == 20
+    else:
+        assert names[20] == (b"right" if b"4 path" in body and not body.startswith(b"34") else b"b.txt")
+
+
+@pytest.mark.parametrize("mode_field", [b"0000644\0", b"\0", b"6\0", b"64\0", b"644\0"])
+def test_a_name_that_fills_its_field_does_not_run_into_the_next(mode_field):
+    assert_all_ways_agree(
+        archive(*(member(b"n" * length, b"1", patches=((100, mode_field),)) for length in range(90, 101)))
+    )
+
+
 def test_a_pax_header_inside_a_payload_is_no_header_of_the_member_behind_it():
     # The scanner cannot chain over a base-256 size, and finds the header in the payload instead.
     odd = member(b"odd.bin", times(7), size_field=base256(len(times(7))))
@@ -105,6 +149,7 @@ def test_a_payload_whose_blocks_chain_like_headers_is_passed_over():
             assert_all_ways_agree(archive(*[plain] * 20, member(b"in", payload, size=size, **fields), *[plain] * 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocks", [*range(125, 132), *range(253, 260), 8192])
 def test_an_archive_may_end_exactly_with_a_window(blocks):
     empty = member(b"a.txt")
@@ -134,6 +179,7 @@ def test_lone_zero_blocks_between_members_are_passed_over_in_every_way():
     assert state(tables[0]) == state(tables[1]) == state(tables[2])
 
 
+@pytest.mark.slow
 def test_members_that_grow_and_shrink_are_all_found():
     sizes = [100] * 3000 + [200_000] * 20 + [0] * 3000 + [30_000] * 100 + [5] * 100
     made = archive(*(member(b"%d.bin" % number, bytes(size)) for number, size in enumerate(sizes)))

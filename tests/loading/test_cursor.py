@@ -16,7 +16,7 @@ from shards import (
     write_shard,
 )
 from shardset.dataset.dataset import discover_dataset
-from shardset.errors import ChangedError, LimitError, NotFoundError, StateError
+from shardset.errors import ChangedError, NotFoundError, StateError
 from shardset.loading.cursor import TarDataLoader
 from shardset.loading.entry import TarFileEntry
 from shardset.storage import LocalStore
@@ -312,11 +312,13 @@ def test_a_shard_that_changed_raises_and_the_cursor_stays(folder, files):
     assert [entry.path for entry in loader] == [name for shard, _, name, _ in files if shard > 1]
 
 
-def test_a_sparse_file_is_refused_by_its_name(tmp_path):
+def test_a_sparse_file_is_given_with_its_holes(tmp_path):
     (tmp_path / "a.tar").write_bytes(archive(sparse_old(b"a.bin", Segments(((512, b"x"),), 600))).data)
     loader = TarDataLoader(tmp_path)
-    for call in (lambda: next(loader), lambda: loader.load_sample(0, 0), lambda: loader.load_samples([(0, 0)])):
-        with pytest.raises(LimitError, match=r"a\.bin"):
-            call()
+    whole = bytes(512) + b"x" + bytes(87)
+    assert next(loader).data == whole
+    assert loader.load_sample(0, 0).data == whole
+    assert [entry.data for entry in loader.load_samples([(0, 0)])] == [whole]
+    assert bytes(TarDataLoader(tmp_path, copy=False).load_sample(0, 0).data) == whole
     (entry,) = TarDataLoader(tmp_path, load_file_data=False)
     assert (entry.path, entry.offset, entry.size) == ("a.bin", -1, 600)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from shardset.errors import IndexFileError, NotFoundError, ShardsetError, StorageError
 from shardset.formats.faults import Fault
-from shardset.index.build import build_index, settle_faults
+from shardset.index.build import build_index, fits_headers, settle_faults
 from shardset.index.catalog import Catalog, Manifest, open_catalog
 from shardset.index.catalog_writer import row_from_catalog, shard_row, split_groups, write_group, write_manifest
 from shardset.index.sidecar import parse_sidecar, sidecar_path
@@ -310,13 +310,16 @@ def load_index(
         StorageError: It cannot be read.
     """
     sidecar = load_sidecar(shard, store, url=options.sidecar_url(shard), report=report)
-    if sidecar is not None:
+    reader = check_reader(store.open(shard.url), shard.info.size, shard.info.identity)
+    if sidecar is not None and not fits_headers(sidecar.index, reader):
+        what = "the index is stale: headers of the shard are not where it says"
+        _leave_aside(shard, IndexFileError(what, path=options.sidecar_url(shard), hint="index the shard again"), report)
+    elif sidecar is not None:
         lacks_geometry = options.geometry and sidecar.index.geometry is None
         lacks_captions = options.captions and not sidecar.index.captions
         if not lacks_geometry and not lacks_captions:
             settle_faults(sidecar.index.faults, shard.url, policy, report)
             return sidecar.index
-    reader = check_reader(store.open(shard.url), shard.info.size, shard.info.identity)
     return build_index(reader, captions=options.captions, geometry=options.geometry, policy=policy, report=report)
 
 
@@ -329,6 +332,10 @@ def load_sidecar(shard: ShardSource, store: Store, *, url: str, report: Report) 
     except NotFoundError:
         return None
     except (IndexFileError, StorageError) as error:
-        report.add("bad_index", Place(shard.url, message=str(error)))
-        logger.warning("a sidecar index is not used: %s", error)
+        _leave_aside(shard, error, report)
         return None
+
+
+def _leave_aside(shard: ShardSource, error: Exception, report: Report) -> None:
+    report.add("bad_index", Place(shard.url, message=str(error)))
+    logger.warning("a sidecar index is not used: %s", error)

@@ -21,16 +21,15 @@ from shardset.storage.store import ObjectInfo, open_store, url_scheme
 from .catalogs import IndexOptions, build_catalog, catalog_in_cache, find_catalog, load_index
 from .discover import Found, ShardSource, find_shards
 from .files import ShardFiles, ShardReader, check_reader
-from .reading import BatchReader
+from .reading import BatchReader, by_group
 from .sample import Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from shardset.formats.faults import Fault
-    from shardset.index.catalog import Group
     from shardset.index.table import ShardIndex
     from shardset.storage.store import Reader, Store
 
@@ -310,7 +309,8 @@ class Dataset:
             As `iter_dicts`.
         """
         batches = BatchReader(self, self.policy, self.report)
-        return self._by_group(
+        return by_group(
+            self.catalog,
             indices,
             lambda group, rows, shard, sample: list(batches.read(group, rows, shard, sample, fields, copy=copy)),
         )
@@ -332,8 +332,10 @@ class Dataset:
             As `read_samples`.
         """
         batches = BatchReader(self, self.policy, self.report)
-        return self._by_group(
-            indices, lambda group, rows, shard, sample: batches.read_field(group, rows, shard, sample, field, copy=copy)
+        return by_group(
+            self.catalog,
+            indices,
+            lambda group, rows, shard, sample: batches.read_field(group, rows, shard, sample, field, copy=copy),
         )
 
     def record(self, index: int) -> SampleRecord:
@@ -353,32 +355,9 @@ class Dataset:
         Raises:
             IndexError: There is no such sample.
         """
-        return self._by_group(indices, lambda group, rows, first_shard, _: read_records(group, rows, first_shard))
-
-    def _by_group(
-        self,
-        indices: Sequence[int] | NDArray[np.integer],
-        read: Callable[[Group, NDArray[np.int64], int, int], list[Any]],
-    ) -> list[Any]:
-        """Call `read` once for each group that samples lie in, and put the answers into the order asked."""
-        catalog = self.catalog
-        numbers = np.asarray(indices, np.int64)
-        if not len(numbers):
-            return []
-        if numbers.min() < 0 or numbers.max() >= catalog.num_samples:
-            raise IndexError(f"samples {numbers.min()} to {numbers.max()} of a dataset of {catalog.num_samples}")
-        if catalog.num_groups == 1:
-            return read(catalog.group(0), numbers, 0, 0)
-        starts, shard_starts = catalog.sample_starts, catalog.shard_starts
-        groups = np.searchsorted(starts, numbers, side="right") - 1
-        answers: list[Any] = [None] * len(numbers)
-        for number in np.unique(groups).tolist():
-            places = np.flatnonzero(groups == number)
-            rows = numbers[places] - starts[number]
-            found = read(catalog.group(number), rows, shard_starts[number], starts[number])
-            for place, answer in zip(places.tolist(), found, strict=True):
-                answers[place] = answer
-        return answers
+        return by_group(
+            self.catalog, indices, lambda group, rows, first_shard, _: read_records(group, rows, first_shard)
+        )
 
     # ---- shards
 
@@ -506,7 +485,8 @@ class Dataset:
         """
         left = global_file_index
         for shard_index in range(self.num_shards):
-            count = self.get_shard_file_count(shard_index)
+            catalog = self._catalog  # which knows the counts, if it is open
+            count = self.get_shard_file_count(shard_index) if catalog is None else catalog.shard(shard_index).num_files
             if 0 <= left < count:
                 return shard_index, left
             left -= count

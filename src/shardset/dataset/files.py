@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from shardset.errors import ChangedError, LimitError
 from shardset.index.table import number_by_path
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from shardset.formats.captions import Captions
     from shardset.index.table import PathNumbering, ShardIndex
     from shardset.storage.store import Reader
+
+
+LARGEST_SPARSE: Final = 1 << 30
+"""The largest sparse file, with its holes, that is put together in memory, in bytes."""
 
 
 class ShardFiles:
@@ -91,29 +97,27 @@ class ShardFiles:
         """Read a payload.
 
         Raises:
-            LimitError: It is a sparse file.
+            LimitError: It is a sparse file of more than `LARGEST_SPARSE` bytes with its holes.
             StorageError: Reading failed.
         """
         offset = self.offsets[row]
         if offset < 0:
-            raise self._sparse(row)
+            return self._read_sparse(reader, row)
         return reader.read(offset, self.lengths[row])
 
     def view(self, reader: Reader, row: int) -> memoryview:
         """Give a payload as a view, as `read` does."""
         offset = self.offsets[row]
         if offset < 0:
-            raise self._sparse(row)
+            return memoryview(self._read_sparse(reader, row))
         return reader.view(offset, self.lengths[row])
 
     def read_many(self, reader: Reader, rows: list[int]) -> list[memoryview]:
         """Give many payloads as views, as `read` does, in the order asked."""
         offsets, lengths = self.offsets, self.lengths
         starts = [offsets[row] for row in rows]
-        if self.index.sparse:
-            for row, start in zip(rows, starts, strict=True):
-                if start < 0:
-                    raise self._sparse(row)
+        if self.index.sparse and min(starts, default=0) < 0:
+            return [self.view(reader, row) for row in rows]
         whole = reader.map()
         if whole is not None:  # sliced here, where the numbers are plain ints already
             ends = [start + lengths[row] for row, start in zip(rows, starts, strict=True)]
@@ -126,14 +130,35 @@ class ShardFiles:
         """Bytes of the largest payload."""
         return int(self.index.length.max(initial=0))
 
-    def _sparse(self, row: int) -> LimitError:
-        return LimitError(
-            f"{self.names[row]!r} is a sparse file, which does not stand in one piece",
-            shard=self.url,
+    def _read_sparse(self, reader: Reader, row: int) -> bytes:
+        return read_pieces(reader, self.index.sparse[row], self.lengths[row], self.names[row])
+
+
+def read_pieces(reader: Reader, pieces: Iterable[tuple[int, int, int]], size: int, name: str) -> bytes:
+    """Read a sparse file with its holes.
+
+    Args:
+        reader: Its shard.
+        pieces: (offset in the file, offset in the shard, length) of each.
+        size: Bytes of the file with its holes.
+        name: Its name, for messages.
+
+    Raises:
+        LimitError: It has more than `LARGEST_SPARSE` bytes.
+        StorageError: Reading failed.
+    """
+    if size > LARGEST_SPARSE:
+        raise LimitError(
+            f"sparse file {name!r} has {size} bytes with its holes",
+            shard=reader.url,
             code="sparse_member",
-            member=self.names[row],
-            hint="read it as a field of its sample",
+            member=name,
+            hint="read its pieces by their offsets",
         )
+    whole = bytearray(size)
+    for logical, offset, length in pieces:
+        whole[logical : logical + length] = reader.read(offset, length)
+    return bytes(whole)
 
 
 class ShardReader:

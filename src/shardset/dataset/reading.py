@@ -12,13 +12,48 @@ from shardset.policy import Place, Policy, Report, settle
 from .sample import Sample, SampleSource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from shardset.index.catalog import Group, Layout
+    from shardset.index.catalog import Catalog, Group, Layout
 
     Int64s = NDArray[np.int64]
+
+
+def by_group(
+    catalog: Catalog,
+    indices: Sequence[int] | NDArray[np.integer],
+    read: Callable[[Group, Int64s, int, int], list[Any]],
+) -> list[Any]:
+    """Call `read` once for each group that samples lie in, and put the answers into the order asked.
+
+    Args:
+        catalog: The dataset's tables.
+        indices: Numbers of samples.
+        read: Takes a group, numbers of samples within it, and the numbers in the dataset of its first shard and sample;
+            gives an answer for each.
+
+    Raises:
+        IndexError: There is no such sample.
+    """
+    numbers = np.asarray(indices, np.int64)
+    if not len(numbers):
+        return []
+    if numbers.min() < 0 or numbers.max() >= catalog.num_samples:
+        raise IndexError(f"samples {numbers.min()} to {numbers.max()} of a dataset of {catalog.num_samples}")
+    if catalog.num_groups == 1:
+        return read(catalog.group(0), numbers, 0, 0)
+    starts, shard_starts = catalog.sample_starts, catalog.shard_starts
+    groups = np.searchsorted(starts, numbers, side="right") - 1
+    answers: list[Any] = [None] * len(numbers)
+    for number in np.unique(groups).tolist():
+        places = np.flatnonzero(groups == number)
+        rows = numbers[places] - starts[number]
+        found = read(catalog.group(number), rows, shard_starts[number], starts[number])
+        for place, answer in zip(places.tolist(), found, strict=True):
+            answers[place] = answer
+    return answers
 
 
 class BatchReader:

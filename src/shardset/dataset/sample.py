@@ -10,13 +10,13 @@ from shardset.errors import LimitError, MissingFieldError
 from shardset.index.table import duplicate_error, reserved_error
 from shardset.ranges import ByteRange
 
+from .files import read_pieces
+
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from shardset.index.catalog import Group, Layout, ShardEntry
     from shardset.storage.store import Reader
-
-_LARGEST_SPARSE = 1 << 30
 
 
 class SampleSource(Protocol):
@@ -210,21 +210,8 @@ class Sample(Mapping[str, bytes]):
         return int(first + position)
 
     def _read_sparse(self, member: int) -> bytes:
-        pieces = self._group.sparse_pieces(member)
-        size = self._group.length_at[member]
-        if size > _LARGEST_SPARSE:
-            raise LimitError(
-                f"a sparse member of sample {self.key!r} has {size} bytes with its holes",
-                shard=self.shard,
-                code="sparse_member",
-                member=self.key,
-                hint="read its pieces by their offsets",
-            )
-        whole = bytearray(size)
         reader = self._source.reader(self.shard_index)
-        for logical, offset, length in pieces:
-            whole[logical : logical + length] = reader.read(offset, length)
-        return bytes(whole)
+        return read_pieces(reader, self._group.sparse_pieces(member), self._group.length_at[member], self.key)
 
 
 def _get_sample(source: object, sample_index: int) -> Sample:

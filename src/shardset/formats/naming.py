@@ -106,6 +106,15 @@ class Names:
         return Names(self.data[where], offsets)
 
 
+def eight_bytes(data: NDArray[np.uint8]) -> NDArray[np.uint64]:
+    """Return for every byte, and for the end, the eight bytes from there on as one little-endian integer.
+
+    Zeros stand for what is behind the end. The result is a view of a copy of `data`, of one byte more than it.
+    """
+    padded = np.append(data, np.zeros(8, np.uint8))
+    return np.ndarray((len(data) + 1,), "<u8", padded, strides=(1,))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Split:
     """Names split into key and suffix, a row each.
@@ -153,7 +162,10 @@ def split_names(names: Names) -> Split:
         last = slashes[np.maximum(np.searchsorted(slashes, ends) - 1, 0)]
         np.copyto(base, last + 1, where=(last >= starts) & (last < ends))
     dots = np.append(np.flatnonzero(data == _DOT), len(data))
-    dot = dots[np.searchsorted(dots, base)]
+    if len(dots) == count + 1 and bool(((dots[:-1] >= base) & (dots[:-1] < ends)).all()):
+        dot = dots[:-1]  # one in each name, as is common
+    else:
+        dot = dots[np.searchsorted(dots, base)]
     has_key = (dot < ends) & (dot > base)
     key_lengths = np.where(has_key, dot - starts, -1)
     suffix_starts = np.where(has_key, dot + 1, ends)
@@ -177,9 +189,7 @@ def _suffix_ids(names: Names, starts: Int64s, wanted: Bools) -> tuple[NDArray[np
     lengths = names.offsets[1:] - starts
     # Suffixes of up to seven ASCII bytes are compared as one integer: the bytes, and the length in the eighth.
     short = wanted & (lengths < 8)
-    padded = np.append(names.data, np.zeros(8, np.uint8))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, 8)[starts[short]]
-    words = np.ascontiguousarray(windows).view("<u8").ravel()
+    words = eight_bytes(names.data)[starts[short]]
     counts = lengths[short].astype(np.uint64)
     words &= (np.uint64(1) << (counts * np.uint64(8))) - np.uint64(1)
     plain = (words & np.uint64(0x8080808080808080)) == 0

@@ -20,7 +20,7 @@ import numpy as np
 
 from .faults import Fault
 from .naming import Names
-from .tar_header import BLOCK, name_oddities, padded, parse_number
+from .tar_header import BLOCK, name_oddities, padded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -112,6 +112,7 @@ class HeaderScanner:
         self._limit = _FEW
         self._pause = 0
         self._waiting = 0
+        self._headers: Bytes = np.empty((0, BLOCK), np.uint8)
         self._base = 0
         self._view = memoryview(read(0, size // BLOCK * BLOCK) if is_mapped and size >= BLOCK else b"")
         self._blocks: Bytes = np.frombuffer(self._view, np.uint8).reshape(-1, BLOCK)
@@ -155,15 +156,12 @@ class HeaderScanner:
         """
         base, blocks = self._window(position)
         first = (position - base) // BLOCK
-        if self._is_mapped and self._stride > _HOP_STRIDE:
-            rows = self._hop(position)
-            headers = blocks[rows]
-        else:
-            rows, headers = self._search(blocks, first)
+        rows = self._hop(position) if self._is_mapped and self._stride > _HOP_STRIDE else self._search(blocks, first)
         if not len(rows):
             self._refused = position
             return position
-        following = self._take(self._parse(rows, headers, blocks, base), chunks, step)
+        rows, headers, sizes = self._gather(blocks, rows)
+        following = self._take(self._parse(rows, headers, sizes, blocks, base), chunks, step)
         if following == position:
             self._refused = position
         elif following > 0:
@@ -196,36 +194,48 @@ class HeaderScanner:
                 break
             size = known.get(field)
             if size is None:
-                try:
-                    size = known[field] = padded(parse_number(field))
-                except ValueError:
+                digits = field[:11]
+                if not digits.isdigit() or b"8" in digits or b"9" in digits:
                     break
+                size = known[field] = padded(int(digits, 8))
             found.append(position)
             position += BLOCK + size
         return np.array(found, np.int64) // BLOCK
 
-    def _search(self, blocks: Bytes, first: int) -> tuple[Int64s, Bytes]:
-        """Find the chain of headers that begins at block `first`, by the magic of every block in a stretch."""
+    def _search(self, blocks: Bytes, first: int) -> Int64s:
+        """Find what may be headers from block `first` on, by the magic of every block in a stretch."""
         if int.from_bytes(blocks[first, 257:261], "little") != _USTA:
-            return np.zeros(0, np.int64), blocks[:0]
+            return np.zeros(0, np.int64)
         stretch = min(max(self._limit, int(self._stride * self._limit) // BLOCK), 1 << 16)
         last = min(len(blocks), first + stretch)
         magic: NDArray[np.uint32] = np.ndarray(
             (last - first,), "<u4", blocks, offset=first * BLOCK + 257, strides=(BLOCK,)
         )
-        candidates = np.flatnonzero(magic == _USTA)[: self._limit] + first
-        headers = blocks[candidates]
-        sizes, is_octal = _sizes(headers)
-        sizes[~is_octal] = 0
-        following = candidates + 1 + (sizes + (BLOCK - 1)) // BLOCK
-        if np.array_equal(following[:-1], candidates[1:]):
-            return candidates, headers
-        places, ends = candidates.tolist(), following.tolist()
+        return np.flatnonzero(magic == _USTA)[: self._limit] + first
+
+    def _gather(self, blocks: Bytes, rows: Int64s) -> tuple[Int64s, Bytes, tuple[Int64s, Bools]]:
+        """Take the headers together that chain up, from the first of some blocks on.
+
+        Returns:
+            Their blocks, the headers, and what `_sizes` says of them. The headers lie in memory that the next call uses
+            again, because fresh memory costs more than copying them.
+        """
+        if len(self._headers) < len(rows):
+            self._headers = np.empty((len(rows), BLOCK), np.uint8)
+        headers = blocks.take(rows, axis=0, out=self._headers[: len(rows)], mode="clip")  # "raise" copies twice
+        size, is_octal = _sizes(headers)
+        following = (size + (BLOCK - 1)) // BLOCK
+        following[~is_octal] = 0
+        following += rows
+        following += 1
+        if np.array_equal(following[:-1], rows[1:]):
+            return rows, headers, (size, is_octal)
+        places, ends = rows.tolist(), following.tolist()
         chain = [0]
         while True:
             at = bisect_left(places, ends[chain[-1]], chain[-1] + 1)
             if at == len(places) or places[at] != ends[chain[-1]]:
-                return candidates[chain], headers[chain]
+                return rows[chain], headers[chain], (size[chain], is_octal[chain])
             chain.append(at)
 
     def _take(self, parsed: _Parsed, chunks: list[Chunk], step: Callable[[int], int]) -> int:
@@ -259,10 +269,11 @@ class HeaderScanner:
             if kept.any():
                 chunks.append(_emit(parsed, np.flatnonzero(kept)))
 
-    def _parse(self, rows: Int64s, headers: Bytes, blocks: Bytes, base: int) -> _Parsed:
-        used = np.bitwise_or.reduce(headers.view("<u8"), axis=0)
-        size, is_right = _sizes(headers)
-        is_right &= _checksums_match(headers, used)
+    def _parse(self, rows: Int64s, headers: Bytes, sizes: tuple[Int64s, Bools], blocks: Bytes, base: int) -> _Parsed:
+        size, is_octal = sizes
+        used = np.flatnonzero(np.bitwise_or.reduce(headers.view("<u8"), axis=0))
+        is_right = _checksums_match(headers, used)
+        is_right &= is_octal
         magic = _words(headers, 257)
         is_right &= (magic == _GNU) | ((magic == _POSIX) & (headers[:, 345] == 0))
         places = base + rows * BLOCK
@@ -271,7 +282,7 @@ class HeaderScanner:
         is_pax = is_right & (typeflag == ord("x"))
         if is_pax.any():
             is_pax[is_pax] = _holds_mtime_alone(rows[is_pax] + 1, size[is_pax], blocks)
-        name_lengths = _name_lengths(headers)
+        name_lengths = _name_lengths(headers, used)
         last = headers[np.arange(len(rows)), np.maximum(name_lengths - 1, 0)]
         is_file = is_right & ((typeflag == ord("0")) | (typeflag == 0) | (typeflag == ord("7")))
         is_file &= (name_lengths > 0) & (last != ord("/"))
@@ -285,36 +296,49 @@ def _words(fields: Bytes, at: int) -> Words:
 
 def _octal_words(words: Words, digits: int) -> tuple[Words, Bools]:
     """Parse words of `digits` (at most 8) octal digits, first digit in the lowest byte; tell which rows are that."""
-    ones = (1 << (8 * digits)) - 1
-    is_octal = (words & np.uint64(0xF8F8F8F8F8F8F8F8 & ones)) == np.uint64(0x3030303030303030 & ones)
-    value = words.byteswap() >> np.uint64(64 - 8 * digits)
+    value = words << np.uint64(64 - 8 * digits)  # zeros in front, and away with what follows
+    form = value & np.uint64(0xF8F8F8F8F8F8F8F8)
+    is_octal = form == np.uint64((0x3030303030303030 << (64 - 8 * digits)) & 0xFFFFFFFFFFFFFFFF)
+    # Each digit but the last of a pair is worth eight of the next one, each pair sixty-four of the next, and so on.
     value &= np.uint64(0x0707070707070707)
-    # Three bits a byte become six bits a pair, twelve a four, and so on.
-    value = (value | (value >> np.uint64(5))) & np.uint64(0x003F003F003F003F)
-    value = (value | (value >> np.uint64(10))) & np.uint64(0x00000FFF00000FFF)
-    return (value | (value >> np.uint64(20))) & np.uint64(0xFFFFFF), is_octal
+    value *= np.uint64(0x0801)
+    value >>= np.uint64(8)
+    value &= np.uint64(0x00FF00FF00FF00FF)
+    value *= np.uint64(0x00400001)
+    value >>= np.uint64(16)
+    value &= np.uint64(0x0000FFFF0000FFFF)
+    value *= np.uint64(0x100000000001)
+    value >>= np.uint64(32)
+    return value, is_octal
 
 
 def _sizes(headers: Bytes) -> tuple[Int64s, Bools]:
     """Parse size fields of eleven octal digits and a NUL or space; tell which rows have that form."""
-    high, is_octal = _octal_words(_words(headers, 124), 8)
-    tail = _words(headers, 128) >> np.uint64(32)
-    low, is_low_octal = _octal_words(tail, 3)
-    is_octal &= is_low_octal & (((tail >> np.uint64(24)) & _NOT_SPACE) == 0)
-    return ((high << np.uint64(9)) | low).astype(np.int64), is_octal
+    sizes, is_octal = _octal_words(_words(headers, 127), 8)
+    is_octal &= (headers[:, 135] & np.uint8(0xDF)) == 0
+    first = _words(headers, 124) & np.uint64(0xFFFFFF)
+    is_small = first == np.uint64(0x303030)
+    if not is_small.all():
+        high, is_high_octal = _octal_words(first, 3)
+        is_octal &= is_high_octal
+        high <<= np.uint64(24)
+        sizes |= high
+    return sizes.view(np.int64), is_octal
 
 
-def _checksums_match(headers: Bytes, used: Words) -> Bools:
-    """Tell for each header whether its bytes add up to its stored checksum (six or seven octal digits)."""
-    # Words that are zero in every header add nothing. Bytes are added in four 16-bit lanes: 64 words of 510 fit.
-    words = headers.view("<u8").T[np.flatnonzero(used)]
-    lanes = ((words & _EVEN_BYTES) + ((words >> np.uint64(8)) & _EVEN_BYTES)).sum(axis=0, dtype=np.uint64)
+def _checksums_match(headers: Bytes, used: Int64s) -> Bools:
+    """Tell for each header whether its bytes add up to its stored checksum (six or seven octal digits).
+
+    `used` are the eight-byte words of a header that are not zero in all of them.
+    """
+    # Bytes are added in four 16-bit lanes: 64 words of 510 fit.
+    lanes = _pairs(headers.view("<u8").T[used]).sum(axis=0, dtype=np.uint64)
     field = _words(headers, 148)
-    lanes -= (field & _EVEN_BYTES) + ((field >> np.uint64(8)) & _EVEN_BYTES)
+    lanes -= _pairs(field.copy())
     lanes = (lanes & np.uint64(0x0000FFFF0000FFFF)) + ((lanes >> np.uint64(16)) & np.uint64(0x0000FFFF0000FFFF))
     total = (lanes & np.uint64(0xFFFFFFFF)) + (lanes >> np.uint64(32)) + np.uint64(8 * 0x20)
     six, is_six = _octal_words(field, 6)
-    is_six &= ((field >> np.uint64(48)) & np.uint64(0xDFDF)) == 0
+    is_six &= (field & np.uint64(0xDFDF000000000000)) == 0
     if is_six.all():
         is_six &= six == total
         return is_six
@@ -324,58 +348,81 @@ def _checksums_match(headers: Bytes, used: Words) -> Bools:
     return matches
 
 
-def _name_lengths(headers: Bytes) -> Int64s:
-    """Return the length of each name field up to its first NUL, at most 100."""
-    lengths = np.full(len(headers), 100, np.int64)
-    pending = np.arange(len(headers))
-    for at in range(0, 100, 8):
-        words = _words(headers, at)[pending]
-        if at + 8 > 100:
-            words |= ~np.uint64(0xFFFFFFFF)  # the mode field behind the name holds no end of it
-        zeros = (words - _LOW_BITS) & ~words & _HIGH_BITS
-        ended = zeros != 0
-        # The lowest mark stands at bit 8k + 7 where byte k is the first zero; as a power of two it is exact as a float.
-        first = zeros[ended]
-        exponents = np.frexp((first & (~first + np.uint64(1))).astype(np.float64))[1]
-        lengths[pending[ended]] = at + exponents // 8 - 1
-        pending = pending[~ended]
-        if not len(pending):
+def _pairs(words: Words) -> Words:
+    """Add the bytes of each word in pairs, into four lanes of 16 bits; in place."""
+    odd = words >> np.uint64(8)
+    odd &= _EVEN_BYTES
+    words &= _EVEN_BYTES
+    words += odd
+    return words
+
+
+def _name_lengths(headers: Bytes, used: Int64s) -> Int64s:
+    """Return the length of each name field up to its first NUL, at most 100; `used` as for the checksums."""
+    # Names end where their words become zero in all headers, or in word 12, which the mode field shares.
+    width = min(int(np.searchsorted(used, 12)), 12)
+    width = min(int(used[width - 1]) + 1 if width else 0, 12)
+    words = headers.view("<u8")[:, : width + 1].copy()
+    zeros = words - _LOW_BITS
+    np.bitwise_not(words, out=words)
+    zeros &= words
+    zeros &= _HIGH_BITS
+    # The lowest mark stands at bit 8k + 7 where byte k is the first zero; without a mark all 64 bits count.
+    np.bitwise_not(zeros, out=words)
+    words += np.uint64(1)  # now minus the zeros
+    zeros &= words
+    zeros -= np.uint64(1)
+    counts = np.bitwise_count(zeros)
+    counts >>= 3
+    lengths = counts[:, 0].astype(np.int64)
+    for at in range(1, width + 1):
+        longer = np.flatnonzero(lengths == 8 * at)
+        if not len(longer):
             break
-    return lengths
+        lengths[longer] += counts[longer, at]
+    return np.minimum(lengths, 100, out=lengths)
 
 
 def _holds_mtime_alone(rows: Int64s, size: Int64s, blocks: Bytes) -> Bools:
     """Tell for PAX bodies at block `rows` whether they are one record that sets ``mtime``, which places no member."""
-    inside = (rows < len(blocks)) & (size <= BLOCK) & (size > 10)
-    bodies = blocks[np.where(inside, rows, 0)]
-    tens, ones = bodies[:, 0] - np.uint8(ord("0")), bodies[:, 1] - np.uint8(ord("0"))
-    is_right = inside & (tens <= 9) & (ones <= 9)
-    is_right &= tens.astype(np.int64) * 10 + ones == size
-    is_right &= (_words(bodies, 2) & _SEVEN_BYTES) == _MTIME
-    is_right &= bodies[np.arange(len(rows)), np.clip(size, 1, BLOCK) - 1] == ord("\n")
+    is_right = (rows < len(blocks)) & (size <= BLOCK) & (size > 10)
+    rows = np.where(is_right, rows, 0)
+    numbers: NDArray[np.uint16] = np.ndarray((len(blocks),), "<u2", blocks, strides=(BLOCK,))[rows]
+    keys: Words = np.ndarray((len(blocks),), "<u8", blocks, offset=2, strides=(BLOCK,))[rows]
+    tens, ones = (numbers & 0xFF).astype(np.int64) - ord("0"), (numbers >> 8).astype(np.int64) - ord("0")
+    is_right &= (tens >= 0) & (tens <= 9) & (ones >= 0) & (ones <= 9)
+    is_right &= tens * 10 + ones == size
+    keys &= _SEVEN_BYTES
+    is_right &= keys == _MTIME
+    is_right &= blocks[rows, np.clip(size, 1, BLOCK) - 1] == ord("\n")
     return is_right
 
 
 def _emit(parsed: _Parsed, rows: Int64s) -> Chunk:
-    lengths = parsed.name_lengths[rows]
+    is_all = len(rows) == len(parsed.places)
+    lengths = parsed.name_lengths if is_all else parsed.name_lengths[rows]
     width = int(lengths.max())
-    fields = parsed.headers[rows, :width]
-    is_equal = width == int(lengths.min())
-    names = Names.from_lengths(fields.ravel() if is_equal else fields[np.arange(width) < lengths[:, None]], lengths)
+    fields = parsed.headers[:, :width] if is_all else parsed.headers[rows, :width]
+    data = fields.tobytes()
+    if width != int(lengths.min()):
+        total = int(lengths.sum())
+        data = data.translate(None, b"\0")
+        if len(data) != total:  # there are bytes behind the first NUL of a name
+            data = fields[np.arange(width) < lengths[:, None]].tobytes()
+    names = Names.from_lengths(data, lengths)
     places = parsed.places
     header_offset = places[rows]
     first_offset = header_offset
     if parsed.is_pax.any():
         has_pax = (rows > 0) & parsed.is_pax[rows - 1]
         first_offset = np.where(has_pax, places[rows - 1], header_offset)
-    faults = _name_faults(names, header_offset)
+    faults = _name_faults(data, names, header_offset)
     kind = np.zeros(len(rows), np.uint8)
     return Chunk(names, kind, first_offset, header_offset, header_offset + BLOCK, parsed.size[rows], faults)
 
 
-def _name_faults(names: Names, header_offset: Int64s) -> tuple[Fault, ...]:
+def _name_faults(raw: bytes, names: Names, header_offset: Int64s) -> tuple[Fault, ...]:
     """Look closer at names that might be odd: with a high byte, a backslash, two dots, a drive, a slash in front."""
-    raw = names.data.tobytes()
     is_rooted = bool((names.data[names.offsets[:-1]] == ord("/")).any())
     if raw.isascii() and not is_rooted and not any(mark in raw for mark in (b"\\", b"..", b":")):
         return ()

@@ -10,6 +10,7 @@ import numpy as np
 from shardset.formats.captions import InvalidJson, captions_from_json, captions_from_text, parse_json_sidecars
 from shardset.formats.geometry import parse_geometry
 from shardset.formats.tar import TarTable, scan_tar
+from shardset.formats.tar_header import BLOCK, has_valid_checksum, parse_header
 from shardset.policy import Place, Policy, Report, settle
 
 from .table import GeometryColumns, ShardIndex, index_from_table, number_by_path
@@ -28,6 +29,7 @@ MAX_SIDECAR: Final = 10_000_000
 _DEEPEST: Final = 500
 """Values nested deeper are not kept: not every writer of JSON could write them into an index, nor every reader read."""
 _HEAD: Final = 64 << 10
+_PROBES: Final = 8
 _HEADS_AT_ONCE: Final = 256
 
 
@@ -72,6 +74,38 @@ def build_index(
     if geometry:
         index = replace(index, geometry=_read_geometry(index, reader))
     return index
+
+
+def fits_headers(index: ShardIndex, reader: Reader) -> bool:
+    """Look at a few headers of a shard, whether they are where an index from elsewhere says.
+
+    Tars are padded, so a shard that was written again is often of the same size as before. The headers of files spread
+    over the shard must be valid and state the indexed size, and the indexed name where a header alone can hold it.
+
+    Raises:
+        StorageError: Reading failed.
+    """
+    rows = np.flatnonzero(index.offset >= BLOCK)
+    if len(rows) > _PROBES:
+        rows = rows[np.linspace(0, len(rows) - 1, _PROBES).astype(np.int64)]
+    blocks = reader.read_many(index.offset[rows] - BLOCK, np.full(len(rows), BLOCK))
+    return all(
+        _is_header_of(bytes(block), index.names[row], int(index.length[row]))
+        for row, block in zip(rows.tolist(), blocks, strict=True)
+    )
+
+
+def _is_header_of(block: bytes, name: bytes, length: int) -> bool:
+    if not has_valid_checksum(block):
+        return False
+    try:
+        header = parse_header(block)
+    except ValueError:
+        return False
+    # A name that is cut or not ASCII may come from an extension header; a size of 8 GiB or more too.
+    is_whole = len(header.name) < 100 and header.name.isascii()
+    has_name = header.name == name or not is_whole or not name.isascii()
+    return has_name and (header.size == length or length >= 8 << 30)
 
 
 def settle_faults(faults: tuple[Fault, ...], shard: str | None, policy: Policy, report: Report) -> None:

@@ -35,6 +35,7 @@ from .catalog import (
     GroupFiles,
     Manifest,
     map_batch,
+    read_manifest,
 )
 from .table import is_ascending
 
@@ -426,7 +427,7 @@ def _write_table(path: Path, table: pa.Table) -> None:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Publish a catalog: from now on readers see its groups. Files that no group names any more are removed."""
+    """Publish a catalog: from now on readers see its groups. Files that neither it nor the one before names go."""
     content = {
         "format": CATALOG_FORMAT,
         "version": CATALOG_VERSION,
@@ -435,8 +436,12 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         "geometry": manifest.geometry,
         "groups": [asdict(group) for group in manifest.groups],
     }
+    # Who opened the catalog before may not have mapped all of it yet, so its files stay for one more turn.
+    earlier: tuple[GroupFiles, ...] = ()
+    with contextlib.suppress(FileNotFoundError, IndexFileError):
+        earlier = read_manifest(folder).groups
     write_atomic(folder / MANIFEST_NAME, orjson.dumps(content, option=orjson.OPT_INDENT_2) + b"\n")
-    kept = {name for group in manifest.groups for name in (group.samples, group.shards, group.others)}
+    kept = {name for group in (*manifest.groups, *earlier) for name in (group.samples, group.shards, group.others)}
     yesterday = time.time() - 86_400
     with contextlib.suppress(OSError):  # Windows does not remove what somebody has mapped; the next run tries again
         for path in folder.glob("*.arrow"):

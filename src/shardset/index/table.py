@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from shardset.errors import DuplicateFieldError
 from shardset.formats.faults import Fault
-from shardset.formats.naming import Names, split_names
+from shardset.formats.naming import Names, eight_bytes, split_names
 from shardset.formats.tar import Kind
 
 if TYPE_CHECKING:
@@ -248,13 +248,20 @@ def _sample_starts(names: Names, key_lengths: Int64s) -> Int64s:
 
 def _same_prefix(names: Names, first: Int64s, second: Int64s, lengths: Int64s) -> NDArray[np.bool_]:
     """Tell for pairs of rows whether the first `lengths` bytes of their names are the same."""
-    if not len(lengths):
-        return np.zeros(0, np.bool_)
-    left = names.cut(names.offsets[first], lengths)
-    right = names.cut(names.offsets[second], lengths)
-    differing = np.flatnonzero(left.data != right.data)
     same = np.ones(len(lengths), np.bool_)
-    same[np.searchsorted(left.offsets, differing, side="right") - 1] = False
+    words = eight_bytes(names.data)
+    left, right = names.offsets[first], names.offsets[second]
+    # By eight bytes, the last eight first: numbered keys differ there. What lies behind a short key is shifted out.
+    last = np.maximum(lengths - 8, 0)
+    beyond = (8 * np.clip(8 - lengths, 0, 7)).astype(np.uint64)
+    pending, at = np.flatnonzero(lengths > 0), last
+    for start in count(0, 8):
+        differs = (words[left[pending] + at] ^ words[right[pending] + at]) << beyond[pending] != 0
+        same[pending[differs]] = False
+        pending = pending[~differs & (lengths[pending] > start + 8)]
+        if not len(pending):
+            return same
+        at = np.minimum(start, last[pending])
     return same
 
 
@@ -356,17 +363,25 @@ class PathNumbering:
 def number_by_path(index: ShardIndex) -> PathNumbering:
     """Number the files of a shard as webshart does."""
     names = index.names
-    files, _ = _path_order(names)
-    if not len(files):
-        return PathNumbering(files, files, files, files)
-    stem_lengths, kinds = _stems(names)
-    stems = names.cut(names.offsets[:-1][files], stem_lengths[files])
-    # From here on by stem, and by path within a stem.
-    by_stem, is_first = _path_order(stems)
-    rows = files[by_stem]
-    kind = kinds[rows]
+    if not len(names):
+        none = np.zeros(0, np.int64)
+        return PathNumbering(none, none, none, none)
+    # From `by_stem` on by stem, and by path within a stem.
+    if _is_in_order(index):  # each sample is a stem
+        kind_of = np.array([_KINDS.get(suffix, 0) for suffix in index.suffixes], np.uint8)
+        rank = np.argsort(np.argsort(np.array(index.suffixes)))
+        group = np.repeat(np.arange(index.num_samples), np.diff(index.sample_rows))
+        files = np.argsort(group * len(rank) + rank[index.suffix_ids], kind="stable")
+        by_stem, rows, kind = np.arange(len(files)), files, kind_of[index.suffix_ids[files]]
+    else:
+        files, _ = _path_order(names)
+        stem_lengths, kinds = _stems(names)
+        stems = names.cut(names.offsets[:-1][files], stem_lengths[files])
+        by_stem, is_first = _path_order(stems)
+        rows = files[by_stem]
+        kind = kinds[rows]
+        group = np.cumsum(is_first) - 1
     is_json, is_text = kind == _JSON, kind == _TEXT
-    group = np.cumsum(is_first) - 1
     num_groups = int(group[-1]) + 1
     jsons, texts = (np.bincount(group[which], minlength=num_groups) for which in (is_json, is_text))
     others = np.bincount(group, minlength=num_groups) - jsons
@@ -387,8 +402,23 @@ def number_by_path(index: ShardIndex) -> PathNumbering:
 
 _JSON: Final = 1
 _TEXT: Final = 2
+_KINDS: Final = {"json": _JSON, "txt": _TEXT}
 _WIDEST: Final = 16
 """Names are sorted as a table of words while that takes at most this many times their bytes, and a megabyte."""
+
+
+def _is_in_order(index: ShardIndex) -> bool:
+    """Tell whether samples stand in path order and are stems: ascending keys of one length, and suffixes without dots.
+
+    Letters must be lower-case ASCII, so that suffixes sort as the names do.
+    """
+    data = index.names.data
+    return (
+        int(index.sample_rows[-1]) == index.num_files
+        and not any("." in suffix for suffix in index.suffixes)
+        and not bool(((data > 0x7F) | ((data >= ord("A")) & (data <= ord("Z")))).any())
+        and is_ascending(index.keys())
+    )
 
 
 def _path_order(names: Names) -> tuple[Int64s, NDArray[np.bool_]]:

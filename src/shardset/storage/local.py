@@ -80,9 +80,9 @@ class LocalReader:
         self._whole: memoryview | None = None
         self._pread: Callable[[int, int, int], bytes] = getattr(os, "pread", None) or _seek_and_read()
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # the module may be gone before the reader
         if self._handle >= 0:
-            os.close(self._handle)
+            close(self._handle)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"an open file cannot be pickled; pickle the store and open {self.url} again")
