@@ -93,8 +93,15 @@ def index_shard(task: IndexTask) -> IndexedShard:
     report = Report()
     shard, options = task.shard, task.options
     reader = check_reader(task.store.open(shard.url), shard.info.size, shard.info.identity)
-    index = build_index(reader, captions=options.captions, geometry=options.geometry, policy=task.policy, report=report)
     place = task.sidecar
+    index = build_index(
+        reader,
+        captions=options.captions,
+        documents=place is not None,
+        geometry=options.geometry,
+        policy=task.policy,
+        report=report,
+    )
     kept = None if place is None or task.force else _good_sidecar(task, place, index)
     # What is no tar at all gets no index, which would make it look like an empty one.
     is_tar = index.num_files > 0 or not any(fault.is_error for fault in index.faults)

@@ -16,6 +16,8 @@ from shardset.policy import Place, Policy, Report, settle
 from .table import GeometryColumns, ShardIndex, index_from_table, number_by_path
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from shardset.formats.captions import Captions
@@ -31,6 +33,7 @@ _DEEPEST: Final = 500
 _HEAD: Final = 64 << 10
 _PROBES: Final = 8
 _HEADS_AT_ONCE: Final = 256
+_SIDECARS_AT_ONCE: Final = 512
 
 
 def scan_reader(reader: Reader, *, ignore_zeros: bool = False) -> TarTable:
@@ -47,6 +50,7 @@ def build_index(
     reader: Reader,
     *,
     captions: bool = False,
+    documents: bool = True,
     geometry: bool = False,
     policy: Policy | None = None,
     report: Report | None = None,
@@ -56,6 +60,7 @@ def build_index(
     Args:
         reader: The shard.
         captions: Read the ``.json`` and ``.txt`` members beside payloads, and keep what they say of them.
+        documents: With `captions`, keep the whole value of each ``.json`` member too, as ``json_metadata``.
         geometry: Read the first bytes of each payload, and keep the pixel size of those that are images.
         policy: What to do when the shard is damaged: raise (the default), or index it up to the damage.
         report: Counts faults, oddities and sidecars that could not be read.
@@ -70,7 +75,7 @@ def build_index(
     index = index_from_table(table, reader.size)
     settle_faults(index.faults, reader.url, policy, report)
     if captions:
-        index = _with_captions(index, reader, report)
+        index = _with_captions(index, reader, report, documents=documents)
     if geometry:
         index = replace(index, geometry=_read_geometry(index, reader))
     return index
@@ -122,17 +127,19 @@ def settle_faults(faults: tuple[Fault, ...], shard: str | None, policy: Policy, 
             report.add(fault.code, place)
 
 
-def _with_captions(index: ShardIndex, reader: Reader, report: Report) -> ShardIndex:
+def _with_captions(index: ShardIndex, reader: Reader, report: Report, *, documents: bool) -> ShardIndex:
     numbering = number_by_path(index)
-    documents = _read_documents(index, reader, numbering.json_rows, report)
     texts = _read_texts(index, reader, numbering.text_rows, report)
-    # Several payloads may share a sidecar, so its captions are worked out once.
-    said = {row: captions_from_json(document) for row, document in documents.items()}
+    # Several payloads may share a sidecar, so its captions are worked out once, and they share its value.
+    said: dict[int, Captions] = {}
+    kept: dict[int, dict[str, Any]] = {}
+    for row, document in _iter_documents(index, reader, numbering.json_rows, report):
+        said[row] = captions_from_json(document)
+        if documents and document is not None:
+            kept[row] = {"json_metadata": document}
     rows, json_rows = numbering.samples.tolist(), numbering.json_rows.tolist()
     extra: dict[int, dict[str, Any]] = {
-        row: {"json_metadata": document}
-        for row, document in zip(rows, map(documents.get, json_rows), strict=True)
-        if document is not None
+        row: value for row, value in zip(rows, map(kept.get, json_rows), strict=True) if value is not None
     }
     captions: dict[int, Captions] = {
         row: value for row, value in zip(rows, map(said.get, json_rows), strict=True) if value is not None
@@ -163,7 +170,7 @@ def _caption_by_key(
     if not len(rows):
         return
     is_text = np.array([index.suffixes[i] == "txt" for i in index.suffix_ids[rows].tolist()], np.bool_)
-    documents = _read_documents(index, reader, rows[~is_text], report)
+    documents = dict(_iter_documents(index, reader, rows[~is_text], report))
     texts = _read_texts(index, reader, rows[is_text], report)
     for row, sample in zip(rows.tolist(), samples.tolist(), strict=True):
         members = range(int(index.sample_rows[sample]), int(index.sample_rows[sample + 1]))
@@ -187,17 +194,21 @@ def _small_rows(index: ShardIndex, rows: NDArray[np.int64], reader: Reader, repo
     return rows[index.length[rows] <= MAX_SIDECAR]
 
 
-def _read_documents(index: ShardIndex, reader: Reader, json_rows: NDArray[np.int64], report: Report) -> dict[int, Any]:
+def _iter_documents(
+    index: ShardIndex, reader: Reader, json_rows: NDArray[np.int64], report: Report
+) -> Iterator[tuple[int, Any]]:
+    """Yield row and value of each JSON member that is good; only some are parsed ahead, so that few stand in memory."""
     rows = _small_rows(index, json_rows, reader, report)
-    payloads = reader.read_many(index.offset[rows], index.length[rows])
-    documents = {}
-    for row, payload, value in zip(rows.tolist(), payloads, parse_json_sidecars(payloads), strict=True):
-        error = value.error if isinstance(value, InvalidJson) else _too_deep(payload, value)
-        if error is None:
-            documents[row] = value
-        else:
-            report.add("bad_json_sidecar", Place(reader.url, int(index.offset[row]), index.names.text(row), error))
-    return documents
+    for at in range(0, len(rows), _SIDECARS_AT_ONCE):
+        some = rows[at : at + _SIDECARS_AT_ONCE]
+        payloads = reader.read_many(index.offset[some], index.length[some])
+        for row, payload, value in zip(some.tolist(), payloads, parse_json_sidecars(payloads), strict=True):
+            error = value.error if isinstance(value, InvalidJson) else _too_deep(payload, value)
+            if error is None:
+                yield row, value
+            else:
+                place = Place(reader.url, int(index.offset[row]), index.names.text(row), error)
+                report.add("bad_json_sidecar", place)
 
 
 def _read_texts(index: ShardIndex, reader: Reader, text_rows: NDArray[np.int64], report: Report) -> dict[int, Captions]:
