@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, overload
 
 import numpy as np
-import pyarrow as pa
 
 from shardset.errors import MissingFieldError, StateError
 from shardset.index.build import settle_faults
 from shardset.index.catalog import Catalog, ShardEntry, open_catalog
-from shardset.index.records import SampleRecord, read_record, read_records
+from shardset.index.records import SampleRecord, join_tables, read_record, read_records
 from shardset.policy import Policy, Report
 from shardset.storage.store import ObjectInfo, open_store, url_scheme
 
@@ -27,6 +26,7 @@ from .sample import Sample
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from shardset.formats.faults import Fault
@@ -118,6 +118,8 @@ class Dataset:
         self.policy = policy or Policy()
         self.report = Report() if report is None else report
         self._catalog = catalog
+        # The samples of the group that was looked into last, which is most often the one looked into next.
+        self._span: tuple[int, int, Any, int] = (0, 0, None, 0)
         self._readers: dict[int, Reader] = {}
         self._files: OrderedDict[int, ShardFiles] = OrderedDict()
         if catalog is not None:
@@ -193,13 +195,7 @@ class Dataset:
 
         They are views of the mapped files, a chunk for each group. The column ``shard`` counts within its group.
         """
-        groups = [self.catalog.group(number) for number in range(self.catalog.num_groups)]
-        return {
-            name: pa.concat_tables(
-                [pa.Table.from_batches([getattr(group, name)]) for group in groups], promote_options="permissive"
-            )
-            for name in ("samples", "shards", "others")
-        }
+        return join_tables([self.catalog.group(number) for number in range(self.catalog.num_groups)])
 
     def __len__(self) -> int:
         return self.catalog.num_samples
@@ -221,7 +217,12 @@ class Dataset:
     def __getitem__(self, index: slice) -> list[Sample]: ...
 
     def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
-        catalog = self._catalog or self.catalog
+        if type(index) is int:
+            start, stop, group, first_shard = self._span
+            if start <= index < stop:
+                row = index - start
+                return Sample(self, group, row, first_shard + group.shard_at[row], index)
+        catalog = self.catalog
         if isinstance(index, slice):
             return [self[number] for number in range(*index.indices(catalog.num_samples))]
         count = catalog.sample_starts[-1]
@@ -229,6 +230,7 @@ class Dataset:
         if not 0 <= number < count:
             raise IndexError(f"sample {index} of a dataset of {count}")
         group, row, first_shard = catalog.locate(number)
+        self._span = (number - row, number - row + group.files.num_samples, group, first_shard)
         return Sample(self, group, row, first_shard + group.shard_at[row], number)
 
     def __iter__(self) -> Iterator[Sample]:

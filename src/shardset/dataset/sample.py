@@ -119,7 +119,7 @@ class Sample(Mapping[str, bytes]):
             StorageError: Reading failed.
         """
         group = self._group
-        position = group.layouts[group.layout_at[self._row]].positions.get(field, -2)
+        position = group.positions[group.layout_at[self._row]].get(field, -2)
         if position >= 0:
             member = group.first_at[self._row] + position
             offset = group.offset_at[member]

@@ -185,6 +185,7 @@ class Group:
         self.layout: NDArray[np.int32] = _values(codes.indices, np.int32)
         _validate(codes.dictionary, folder / files.samples)
         self.layouts = [_layout(value) for value in codes.dictionary.cast(pa.binary()).to_pylist()]
+        self.positions = [layout.positions for layout in self.layouts]
         self._key_offsets: NDArray[np.int32] = _offsets(keys)
         data = keys.buffers()[2]
         self._key_data = memoryview(data) if data is not None else memoryview(b"")

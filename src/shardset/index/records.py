@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    import pyarrow as pa
     from numpy.typing import NDArray
 
     from .catalog import Group
@@ -129,3 +129,13 @@ def _are_set(bits: memoryview, rows: Int64s) -> list[int]:
         return [1] * len(rows)
     flags: list[int] = (np.asarray(bits)[rows >> 3] >> (rows & 7) & 1).tolist()
     return flags
+
+
+def join_tables(groups: list[Group]) -> dict[str, pa.Table]:
+    """Return the tables of some groups by name: ``samples``, ``shards`` and ``others``, a chunk for each group."""
+    return {
+        name: pa.concat_tables(
+            [pa.Table.from_batches([getattr(group, name)]) for group in groups], promote_options="permissive"
+        )
+        for name in ("samples", "shards", "others")
+    }
