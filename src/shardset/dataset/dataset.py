@@ -125,8 +125,6 @@ class Dataset:
         if catalog is not None:
             self._settle_damage(catalog)
 
-    # ---- the whole dataset
-
     @property
     def name(self) -> str:
         """The source, as it was given; the catalog's folder if it was opened by that."""
@@ -207,8 +205,6 @@ class Dataset:
         folder = self.catalog.folder.absolute()
         tokens = tuple(group.samples for group in self.catalog.manifest.groups)
         return _reopen, (str(folder), tokens, self._store, self._options, self.policy)
-
-    # ---- samples
 
     @overload
     def __getitem__(self, index: int) -> Sample: ...
@@ -360,8 +356,6 @@ class Dataset:
         return by_group(
             self.catalog, indices, lambda group, rows, first_shard, _: read_records(group, rows, first_shard)
         )
-
-    # ---- shards
 
     def reader(self, shard_index: int) -> Reader:
         """Return the reader of a shard.
