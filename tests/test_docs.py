@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from shardset.formats.faults import ERRORS, WARNINGS
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -63,3 +65,11 @@ def test_the_readme_names_every_page_of_the_documentation():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     missing = [page.name for page in PAGES[1:] if f"docs/{page.name}" not in readme]
     assert not missing
+
+
+def test_every_code_that_is_counted_is_explained():
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
+    counted = set(re.findall(r'(?:report\.add|_pass_over)\(\s*"(\w+)"', source)) | WARNINGS | set(ERRORS)
+    assert len(counted) > 30
+    pages = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("datasets.md", "formats.md"))
+    assert not [code for code in sorted(counted) if f"`{code}`" not in pages]

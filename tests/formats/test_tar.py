@@ -274,7 +274,7 @@ def test_the_sum_of_signed_bytes_is_valid_too():
     assert_found(member("café.txt".encode(), b"1", is_signed=True), B)
 
 
-@pytest.mark.parametrize("form", [b"%06o\0 ", b"%o"])
+@pytest.mark.parametrize("form", [b"%06o\0 ", b"%07o\0", b"%07o ", b"%6o\0 ", b"%o"])
 def test_a_wrong_checksum_is_an_error_with_both_sums(form):
     block = bytearray(header(b"b.txt", 1, checksum=form))
     block[0] += 1
@@ -329,6 +329,12 @@ def test_bytes_behind_the_end_marker_are_reported_where_they_begin():
                     ),
                 )
                 assert table.end == 1024
+
+
+def test_a_long_row_of_zero_blocks_is_looked_through_in_large_reads():
+    read = StrictRead(archive(A, end=bytes(20 << 20)).data)
+    assert len(scan_tar(read, len(read.data))) == 1
+    assert read.calls < 40
 
 
 def test_concatenated_archives_are_read_on_when_asked():

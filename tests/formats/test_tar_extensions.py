@@ -75,6 +75,7 @@ def test_a_pax_body_may_be_empty_or_padded_with_nuls():
         b"0 path=a\n",
         b"-1 path=a\n",
         b"99 path=a\n",  # longer than the body
+        b"8 path=a",
         b"8 path=a\n",  # ends before its newline
         b"11 path=a\n",
         b"9 path=a\nx",
@@ -274,6 +275,10 @@ def test_an_extension_above_16_mib_is_refused_before_it_is_read(typeflag, size):
 )  # fmt: skip
 def test_a_sparse_file_is_placed_piece_by_piece(make, segments):
     assert_found(make(b"sp.bin", segments), B, make(b"d/" + b"n" * 50, segments))
+
+
+def test_a_sparse_file_is_a_file_even_with_a_slash_behind_its_name():
+    assert_found(sparse_old(b"s/", SEGMENTS), B)
 
 
 def test_a_sparse_file_may_have_a_long_name():
