@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import sys
@@ -90,6 +91,11 @@ def index_shard(task: IndexTask) -> IndexedShard:
         FormatError: It is damaged, and the policy says to raise.
         StorageError: Reading or writing failed.
     """
+    with _collector_paused():
+        return _index_shard(task)
+
+
+def _index_shard(task: IndexTask) -> IndexedShard:
     report = Report()
     shard, options = task.shard, task.options
     reader = check_reader(task.store.open(shard.url), shard.info.size, shard.info.identity)
@@ -119,6 +125,22 @@ def index_shard(task: IndexTask) -> IndexedShard:
         written = True
     row = shard_row(index, url=shard.url, name=shard.name, identity=shard.info.identity)
     return IndexedShard(row, report, written)
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Keep Python's collector of cycles from running.
+
+    An index is tens of thousands of small dicts and no cycle among them; looking through them again and again costs a
+    fifth of the time that it takes to write one.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _good_sidecar(task: IndexTask, place: str, index: ShardIndex) -> Sidecar | None:
