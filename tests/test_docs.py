@@ -48,6 +48,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", list(blocks()))
 def test_a_block_of_the_documentation_runs(block, folder):
     done = subprocess.run(

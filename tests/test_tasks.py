@@ -296,6 +296,7 @@ def test_damage_raises_and_leaves_no_catalog_or_is_counted(folder, workers):
         len(discover_dataset(folder))
 
 
+@pytest.mark.slow
 def test_an_error_from_a_worker_process_arrives_whole(tmp_path):
     write_dataset(tmp_path, shards=3)
     write_shard(tmp_path / "broken.tar", make_members(1))

@@ -113,6 +113,7 @@ def test_a_terminal_is_spared_binary_data_unless_forced():
     assert "--force" in shown
 
 
+@pytest.mark.slow
 def test_force_prints_binary_data_to_a_terminal(tmp_path):
     shard = write_shard(tmp_path / "a.tar", [("k.bin", b"\x07bell")])
     assert run_at_terminal("cat", f"{shard}#k.bin", "--force") == (0, "\x07bell")

@@ -586,6 +586,7 @@ def test_a_dataset_in_memory_takes_its_shards_along():
     assert read_all(pickle.loads(pickle.dumps(dataset))) == read_all(dataset)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 def test_other_processes_read_the_same_payloads(shards, method):
     folder, _ = shards

@@ -58,6 +58,7 @@ def test_each_kind_of_member_is_found_with_each_kind_of_payload(kind):
             assert_all_ways_agree(archive(*mix))
 
 
+@pytest.mark.slow
 def test_six_thousand_members_cross_chunks_and_windows():
     mix = [
         member(

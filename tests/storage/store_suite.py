@@ -273,6 +273,7 @@ class ReadSuite(_Suite):
         with ThreadPoolExecutor(8) as pool:
             assert all(pool.map(read_all, range(8)))
 
+    @pytest.mark.slow
     def test_a_spawned_child_reads(self, store, url):
         store.read(url, 0, 1)  # so that there is something open, which must not go along
         assert run_in_child("spawn", _read_in_child, store, url, 11) == expected_digest(11)
