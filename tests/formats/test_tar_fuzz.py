@@ -240,9 +240,9 @@ def measured(data, mode):
     """Scan with an account of memory and time; return the table and both."""
     tracemalloc.start()
     try:
-        started = time.process_time()  # of this process, which may be stopped meanwhile
+        started = time.process_time()
         table = scan(data, mode)
-        return table, tracemalloc.get_traced_memory()[1], time.perf_counter() - started
+        return table, tracemalloc.get_traced_memory()[1], time.process_time() - started
     finally:
         tracemalloc.stop()
 
@@ -342,9 +342,9 @@ def test_a_name_at_the_limit_of_extensions_leaves_room_for_no_other(mode):
 def test_ever_more_extensions_do_not_take_ever_more_time():
     def seconds(count):
         data = pax((b"a", b"b")) * count + END
-        started = time.process_time()  # of this process, which may be stopped meanwhile
+        started = time.process_time()
         scan(data, "careful")
-        return time.perf_counter() - started
+        return time.process_time() - started
 
     seconds(1000)
     assert seconds(16_000) < 4 * 2.5 * max(seconds(4000), 0.02)
@@ -358,7 +358,7 @@ def test_a_hundred_thousand_names_of_any_kind_are_grouped_in_bounded_time(name):
     count = 100_000
     names = Names.of([name % number if b"%" in name else name for number in range(count)])
     places = np.arange(count, dtype=np.int64) * 1024 + 512
-    started = time.process_time()  # of this process, which may be stopped meanwhile
+    started = time.process_time()
     index = index_from_files(names, places, np.full(count, 5, np.int64), count * 1024)
     assert index.num_files == count
-    assert time.perf_counter() - started < 20
+    assert time.process_time() - started < 20
