@@ -237,3 +237,13 @@ def test_a_name_is_unsafe_if_it_is_rooted_or_steps_up(name):
     is_rooted = name[:1] in (b"/", b"\\") or (name[:2] == b"C:" and name[2:3] in (b"/", b"\\"))
     expected = bool(name) and (is_rooted or b".." in parts)
     assert ("unsafe_name" in name_oddities(name)) == expected
+
+
+def test_a_pax_record_must_end_at_a_newline():
+    with pytest.raises(ValueError, match="not of the form"):
+        list(iter_pax_records(b"12 path=abcd"))
+
+
+def test_an_offset_without_a_length_in_a_sparse_map_is_named_as_that():
+    with pytest.raises(ValueError, match="an offset without a length"):
+        pax_sparse_pairs([(b"GNU.sparse.map", b"0,5,10")])
