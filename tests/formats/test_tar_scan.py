@@ -105,6 +105,9 @@ def test_two_pax_headers_at_the_end_of_a_chunk_stay_with_their_member(before):
         b"10 mtime=\n",
         b"9 mtime=\n",
         b"011 mtime=1\n",
+        b"1: mtime=1700000000\n",  # as a number of digits it would be 20, which is the length
+        b":5 mtime=" + b"1" * 95 + b"\n",
+        b"3/ mtime=" + b"1" * 19 + b"\n",
         b"101 mtime=" + b"1" * 90 + b"\n",
         b"600 mtime=" + b"1" * 589 + b"\n",
         b"",

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from conftest import DATA
 from formats.tar_builder import Segments, archive, member, sparse_old, sparse_pax_01, sparse_pax_10
 from shards import make_members, read_samples, tar_bytes, write_shard
 from shardset.errors import (
+    ChecksumError,
     CompressedShardError,
     DuplicateFieldError,
     FormatError,
@@ -255,3 +257,19 @@ def test_members_are_values():
 
 def test_the_index_says_how_much_it_holds():
     assert repr(build_tar_member_index(tar_bytes(MEMBERS))) == f"TarMemberIndex({len(MEMBERS)} members, 6 samples)"
+
+
+def test_a_wrong_checksum_is_told_with_both_numbers():
+    data = bytearray((DATA / "tar" / "checksum_bad_middle.tar").read_bytes())
+    stored = int(data[1024 + 148 : 1024 + 154], 8)
+    with pytest.raises(ChecksumError) as caught:
+        build_tar_member_index(bytes(data))
+    assert caught.value.expected == stored
+    assert caught.value.actual == sum(data[1024:1536]) - sum(data[1024 + 148 : 1024 + 156]) + 8 * 32
+    assert caught.value.offset == 1024
+
+
+def test_a_reserved_suffix_is_refused_when_samples_are_asked_for():
+    index = build_tar_member_index(tar_bytes([("a.__key__", b"1"), ("a.jpg", b"2")]))
+    with pytest.raises(DuplicateFieldError, match="__key__"):
+        index.samples()

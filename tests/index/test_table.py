@@ -147,6 +147,12 @@ def test_a_repeated_key_is_found_among_numbered_keys(width, count):
     assert not index_of(*swapped).faults
 
 
+def test_a_repeated_key_is_found_though_its_last_letters_ascend():
+    first, second = b"bbbbbbbb1", b"aaaaaaaa2"  # compared in words of eight bytes
+    index = index_of(first + b".jpg", second + b".jpg", first + b".txt")
+    assert [fault.code for fault in index.faults] == ["repeated_key"]
+
+
 def test_keys_that_begin_alike_are_not_the_same():
     assert not index_of(b"a.jpg", b"aa.jpg", b"aaa.jpg", b"b.jpg", b"bb.jpg").faults
     assert not index_of(b"a\0.jpg", b"a.jpg").faults

@@ -7,7 +7,7 @@ ones count it. The codes and their meaning are listed in docs/formats.md.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from shardset.errors import ChecksumError, CompressedShardError, FormatError, LimitError, TruncatedError
@@ -59,12 +59,16 @@ class Fault:
         offset: Byte offset in the shard.
         member: Name of the member that it concerns, or None. Bytes that are no UTF-8 are surrogate escapes.
         message: One sentence with the values at fault.
+        expected: The checksum that the header states, if that is the fault; not kept in index files.
+        actual: The checksum that its bytes add up to.
     """
 
     code: str
     offset: int
     member: str | None = None
     message: str = ""
+    expected: int | None = field(default=None, compare=False)
+    actual: int | None = field(default=None, compare=False)
 
     @property
     def is_error(self) -> bool:
@@ -77,7 +81,10 @@ class Fault:
         message = self.message or self.code
         if self.member is not None:
             message = f"{message} (member {self.member!r})"
-        return kind(message, shard=shard, offset=self.offset, code=self.code, member=self.member, hint=hint)
+        error = kind(message, shard=shard, offset=self.offset, code=self.code, member=self.member, hint=hint)
+        if isinstance(error, ChecksumError):
+            error.expected, error.actual = self.expected, self.actual
+        return error
 
 
 _COMPRESSED: Final = {

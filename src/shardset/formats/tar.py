@@ -239,7 +239,8 @@ class _Walker:
         if position == 0 and block[257:262] != b"ustar":
             raise _FaultError(foreign_fault(block))
         stored, actual = stored_checksum(block), checksums(block)[0]
-        _fail("bad_checksum", position, f"the header's checksum is {stored}, its bytes add up to {actual}")
+        message = f"the header's checksum is {stored}, its bytes add up to {actual}"
+        raise _FaultError(Fault("bad_checksum", position, None, message, stored, actual))
 
     def _finish(self, position: int, block: bytes) -> int:
         """Handle what stands where no header does: the end of the bytes, or a zero block."""

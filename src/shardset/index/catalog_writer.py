@@ -101,7 +101,10 @@ def shard_row(index: ShardIndex, *, url: str, name: str, identity: str) -> Shard
         keys_sorted=is_sorted or all(a <= b for a, b in pairwise(listed)),
         first_key=min(listed, default=b""),
         last_key=max(listed, default=b""),
-        faults=tuple(asdict(fault) for fault in index.faults),
+        faults=tuple(
+            {"code": fault.code, "offset": fault.offset, "member": fault.member, "message": fault.message}
+            for fault in index.faults
+        ),
         sparse=orjson.dumps(sparse, option=orjson.OPT_NON_STR_KEYS).decode() if sparse else None,
         samples=_samples_batch(index, keys),
         others=_others_batch(index),

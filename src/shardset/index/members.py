@@ -15,7 +15,7 @@ from shardset.ranges import ByteRange
 from shardset.storage.store import open_store
 
 from .build import scan_reader, settle_faults
-from .table import ShardIndex, index_from_table
+from .table import RESERVED_SUFFIXES, ShardIndex, index_from_table
 
 if TYPE_CHECKING:
     from shardset.formats.faults import Fault
@@ -131,19 +131,21 @@ class TarMemberIndex:
         """Group the members into samples, as webdataset does.
 
         Raises:
-            DuplicateFieldError: A sample has two members of one suffix; the error names both offsets.
+            DuplicateFieldError: A sample has two members of one suffix, or one of a reserved suffix (``__key__``,
+                ``__url__``); the error names the offsets.
         """
         index = self._index
         files = [member for member in self.members if member.kind == "file"]
         order = index.archive_order().tolist()
         of_row = dict(zip(order, files, strict=True))
         samples = []
+        reserved = {number for number, suffix in enumerate(index.suffixes) if suffix in RESERVED_SUFFIXES}
         rows, keys, suffix_ids = index.sample_rows.tolist(), index.keys(), index.suffix_ids.tolist()
         for sample, (first, last) in enumerate(pairwise(rows)):
             ids = suffix_ids[first:last]
-            if len(set(ids)) < len(ids):
+            if len(set(ids)) < len(ids) or not reserved.isdisjoint(ids):
                 error = index.duplicate(sample)
-                assert error is not None  # noqa: S101 - two ids are equal
+                assert error is not None  # noqa: S101 - it was seen just now
                 error.shard = self._source
                 raise error
             parts = tuple(TarPart(of_row[row], index.suffixes[suffix_ids[row]]) for row in range(first, last))
