@@ -579,3 +579,14 @@ def test_an_index_of_a_shard_that_was_written_again_at_the_same_size_is_passed_o
     assert keys(dataset) == numbers(range(6), range(70, 73), range(9, 12))
     assert dataset.report.counts == {"bad_index": 1}
     assert "stale" in notices()[0]
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_an_index_of_a_shard_that_was_added_to_at_the_same_size_is_passed_over(tmp_path, count):
+    shard = write_shard(tmp_path / "a.tar", make_members(count))
+    size = shard.stat().st_size
+    index_dataset(tmp_path)
+    shutil.rmtree(tmp_path / ".shardset")
+    write_shard(shard, make_members(count + 1))
+    assert shard.stat().st_size == size  # the new sample stands where padding stood
+    assert keys(discover_dataset(tmp_path)) == numbers(range(count + 1))

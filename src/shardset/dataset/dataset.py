@@ -269,7 +269,8 @@ class Dataset:
 
         Args:
             fields: Read only these.
-            copy: Give bytes; otherwise views, which hold on to the memory map of their shard (see `Sample.view`).
+            copy: Give bytes, copied out of the map as they are taken; otherwise views, which hold on to the map. What
+                `Sample.view` says of files that are cut short holds for both.
             start: The first sample.
             stop: The sample behind the last; by default all.
 

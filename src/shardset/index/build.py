@@ -10,7 +10,7 @@ import numpy as np
 from shardset.formats.captions import InvalidJson, captions_from_json, captions_from_text, parse_json_sidecars
 from shardset.formats.geometry import parse_geometry
 from shardset.formats.tar import TarTable, scan_tar
-from shardset.formats.tar_header import BLOCK, has_valid_checksum, parse_header
+from shardset.formats.tar_header import BLOCK, ZERO_BLOCK, has_valid_checksum, padded, parse_header
 from shardset.policy import Place, Policy, Report, settle
 
 from .table import GeometryColumns, ShardIndex, index_from_table, number_by_path
@@ -85,12 +85,18 @@ def fits_headers(index: ShardIndex, reader: Reader) -> bool:
     """Look at a few headers of a shard, whether they are where an index from elsewhere says.
 
     Tars are padded, so a shard that was written again is often of the same size as before. The headers of files spread
-    over the shard must be valid and state the indexed size, and the indexed name where a header alone can hold it.
+    over the shard must be valid and state the indexed size, and the indexed name where a header alone can hold it; and
+    behind the last file there must be an end, or a file that was added there would be missed.
 
     Raises:
         StorageError: Reading failed.
     """
     rows = np.flatnonzero(index.offset >= BLOCK)
+    if not len(rows):
+        return False  # nothing to look at, and as little to read
+    end = padded(int((index.offset + index.length).max()))
+    if end + BLOCK <= reader.size and reader.read(end, BLOCK) != ZERO_BLOCK:
+        return False
     if len(rows) > _PROBES:
         rows = rows[np.linspace(0, len(rows) - 1, _PROBES).astype(np.int64)]
     blocks = reader.read_many(index.offset[rows] - BLOCK, np.full(len(rows), BLOCK))

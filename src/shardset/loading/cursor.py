@@ -33,7 +33,8 @@ class TarDataLoader:
         dataset: A dataset, or a source for `discover_dataset`.
         load_file_data: Read payloads; otherwise entries have empty `data`.
         max_file_size: Larger files are left out everywhere.
-        copy: Give bytes; otherwise views, which hold on to the memory map of their shard.
+        copy: Give bytes; otherwise views, which hold on to the memory map of their shard. Iteration and `load_samples`
+            copy out of that map too: what `Sample.view` says of files that are cut short holds for them.
 
     Raises:
         As `discover_dataset`, for a source.
