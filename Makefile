@@ -34,7 +34,7 @@ test: $(VENV)/stamp programs ## Run every test, also in an empty environment and
 
 .PHONY: check
 check: lint programs ## Lint and run the fast tests: under a minute, before each commit
-	SHARDSET_QUICK=1 $(RUN) -m pytest $(PYTEST_ARGS) -m 'not slow'
+	SHARDSET_QUICK=1 $(RUN) -m pytest $(PYTEST_ARGS) -m 'not slow and not servers'
 
 .PHONY: lint
 lint: $(VENV)/stamp ## Check style, types, import directions and the generated docs
@@ -62,7 +62,7 @@ docs: $(VENV)/stamp ## Write docs/cli.md from the commands' help texts and check
 
 .PHONY: clean
 clean: ## Remove the environments and all caches
-	rm -rf $(VENV) $(VENV)-lower $(VENV)-bench build dist
+	rm -rf $(VENV) $(VENV)-lower $(VENV)-bench build dist tests/servers/node_modules
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests scripts examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -71,7 +71,7 @@ $(VENV)/stamp: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3 ..." >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
 	$(RUN) -m pip install --quiet --upgrade 'pip>=25.1'
-	$(RUN) -m pip install --quiet --editable '.[images]' --group dev
+	$(RUN) -m pip install --quiet --editable '.[images,cloud,fsspec]' --group dev
 	@touch $@
 
 $(VENV)-lower/stamp: pyproject.toml scripts/lower_bounds.py
@@ -91,20 +91,25 @@ $(VENV)-bench/stamp: pyproject.toml benchmarks/requirements.txt
 		exit 1; }
 	$(BENCH_PYTHON) -m venv --clear $(VENV)-bench
 	$(VENV)-bench/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(VENV)-bench/bin/python -m pip install --quiet --editable '.[images]' -r benchmarks/requirements.txt
+	$(VENV)-bench/bin/python -m pip install --quiet --editable '.[images,cloud]' -r benchmarks/requirements.txt
 	@touch $@
 
-# Programs that the tests compare with, as PROGRAM:DEBIAN-PACKAGE.
+# Programs that the tests compare with and read from, as PROGRAM:DEBIAN-PACKAGE, and servers that come from npm.
 .PHONY: programs
-programs:
-	@for pair in bsdtar:libarchive-tools; do \
+programs: tests/servers/node_modules/.stamp
+	@for pair in bsdtar:libarchive-tools nginx:nginx-light; do \
 		program=$${pair%%:*} package=$${pair##*:}; \
-		command -v "$$program" >/dev/null && continue; \
+		PATH="$$PATH:/usr/sbin" command -v "$$program" >/dev/null && continue; \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 			echo "installing $$package"; \
 			apt-get update -qq; \
 			DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends "$$package" >/dev/null; \
 		else \
-			echo "The tests compare with $$program: install the package $$package and run make again." >&2; exit 1; \
+			echo "The tests need $$program: install the package $$package and run make again." >&2; exit 1; \
 		fi; \
 	done
+
+tests/servers/node_modules/.stamp: tests/servers/package.json tests/servers/package-lock.json
+	@command -v npm >/dev/null || { echo "The tests need servers that npm installs: install Node.js 20 with npm." >&2; exit 1; }
+	npm ci --prefix tests/servers --no-audit --no-fund --silent
+	@touch $@

@@ -12,7 +12,7 @@ def main() -> None:
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"].values()
     for requirement in [*project["dependencies"], *(one for extra in extras for one in extra)]:
-        if bound := re.fullmatch(r"([\w.-]+)>=([\w.]+)", requirement):
+        if bound := re.fullmatch(r"([\w.-]+)>=([\w.]+)(?:,.*)?", requirement):
             print(f"{bound[1]}=={bound[2]}")
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from shardset.dataset.dataset import discover_dataset
+from shardset.dataset.opening import discover_dataset
 from shardset.errors import TransferError
 from shardset.storage import LocalStore
 

@@ -133,3 +133,72 @@ def test_a_missing_field_reads_as_a_sentence_although_it_is_a_key_error():
     with pytest.raises(KeyError) as caught:
         raise errors.MissingFieldError("the sample has no field jpg", shard="a.tar", key="0001", field="jpg")
     assert str(caught.value) == "the sample has no field jpg, in a.tar"
+
+
+# ---- urls as they may be shown
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://host/a.tar", "https://host/a.tar"),
+        ("https://user:pw@host/a.tar", "https://host/a.tar"),
+        ("https://user@host/a.tar", "https://host/a.tar"),
+        ("https://us%40er:p%2Fw@host:8000/a@b.tar", "https://host:8000/a@b.tar"),
+        ("https://host/a.tar?x=1&sig=abc&y=2", "https://host/a.tar?x=1&sig=...&y=2"),
+        (
+            "https://host/a.tar?X-Amz-Signature=abc&X-Amz-Date=2",
+            "https://host/a.tar?X-Amz-Signature=...&X-Amz-Date=...",
+        ),
+        ("https://host/a.tar?token=a#token=b", "https://host/a.tar?token=...#token=b"),
+        ("https://host/a.tar?token=", "https://host/a.tar?token=..."),
+        ("s3://bucket/a@b/c.tar", "s3://bucket/a@b/c.tar"),
+        ("/data/user:pw@host/a.tar", "/data/user:pw@host/a.tar"),
+        ("https://host/token=abc/a.tar", "https://host/token=abc/a.tar"),
+        ("https://host/a.tar?design=1&assignment=2&signal=3", "https://host/a.tar?design=1&assignment=2&signal=3"),
+    ],
+)
+def test_a_url_is_shown_without_what_lets_one_in(url, shown):
+    assert errors.without_secrets(url) == shown
+    assert errors.without_secrets(shown) == shown
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("token", "access_token", "auth", "authorization", "sig", "signature", "Signature", "X-Amz-Signature"),
+        *("X-Amz-Credential", "X-Amz-Security-Token", "X-Goog-Signature", "X-Goog-Credential", "Policy", "password"),
+        *("passwd", "secret", "client_secret", "key", "jwt", "apikey", "api-key", "api_key", "X-API-Key", "accesskey"),
+        *("access_key", "access-key", "AWSAccessKeyId", "secret_access_key", "SIG", "TOKEN", "pwd"),
+    ],
+)
+def test_the_value_of_a_parameter_that_looks_like_a_credential_is_never_shown(name):
+    url = f"https://host/a.tar?a=1&{name}=s3cr%2Bt&b=2"
+    assert "s3cr" not in errors.without_secrets(url)
+    assert errors.without_secrets(url).endswith("&b=2")
+    assert errors.secrets_in(url) == {"s3cr%2Bt", "s3cr+t"}
+
+
+@pytest.mark.parametrize(
+    ("url", "secrets"),
+    [
+        ("https://host/a.tar?x=1", set()),
+        ("https://us%40er:p%2Fw@host/a.tar", {"us%40er", "us@er", "p%2Fw", "p/w"}),
+        ("https://user@host/a.tar?sig=%3D&token=", {"user", "%3D", "="}),
+        ("https://u:p:q@host/a.tar", {"u", "p", "q"}),
+    ],
+)
+def test_the_secrets_of_a_url_are_known_as_they_stand_and_as_they_are_meant(url, secrets):
+    assert errors.secrets_in(url) == secrets
+
+
+def test_no_error_keeps_or_shows_a_secret():
+    url = "https://user:SECRET@host/a.tar?sig=SECRET"
+    for cls in CLASSES:
+        for name in ("url", "shard", "path"):
+            if name in inspect.signature(cls).parameters:
+                error = cls("it failed", **{name: url})
+                assert "SECRET" not in str(error)
+                assert "SECRET" not in repr(error)
+                assert "https://host/a.tar" in str(error)
+    assert "SECRET" not in errors.StorageError("it failed", url=url).url

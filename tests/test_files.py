@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
 import random
 import signal
@@ -9,10 +11,22 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from shardset.files import open_atomic, write_atomic
+from shardset.files import (
+    cache_root,
+    hold_file,
+    is_held,
+    is_locked,
+    lock_file,
+    open_atomic,
+    remove_unheld,
+    stands_at,
+    write_atomic,
+)
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs signals and limits of POSIX")
 
@@ -189,3 +203,193 @@ def test_writers_at_the_same_time_leave_one_whole_version_and_readers_see_no_oth
     for writer in writers:
         writer.join()
     assert names(tmp_path) == ["index.json"]
+
+
+# locks
+
+
+def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):
+    monkeypatch.setenv("SHARDSET_CACHE", str(tmp_path / "here"))
+    assert cache_root() == tmp_path / "here"
+    monkeypatch.delenv("SHARDSET_CACHE")
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_root() == tmp_path / "xdg" / "shardset"
+
+
+@pytest.fixture(params=["flock", "msvcrt"])
+def locking(request, monkeypatch):
+    """Locks as they are here, and as they are on Windows, with its one function made of ours."""
+    if request.param == "msvcrt":
+        fcntl = pytest.importorskip("fcntl")
+
+        def locking(handle, mode, count):
+            assert (mode, count) == (2, 1)
+            assert 1 << 30 < os.lseek(handle, 0, os.SEEK_CUR) < 1 << 31
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise PermissionError from None
+
+        monkeypatch.setitem(sys.modules, "fcntl", None)
+        monkeypatch.setitem(sys.modules, "msvcrt", SimpleNamespace(locking=locking, LK_NBLCK=2))
+    return request.param
+
+
+@pytest.mark.usefixtures("locking")
+def test_a_locked_file_cannot_be_locked_again_until_it_is_released(tmp_path):
+    path = tmp_path / "lock"
+    assert not is_locked(path)
+    assert names(tmp_path) == []
+    lock = lock_file(path)
+    assert lock_file(path, wait=False) is None
+    assert is_locked(path)
+    lock.release()
+    lock.release()
+    assert not is_locked(path)
+    with lock_file(path, wait=False) as again:
+        assert os.fstat(again.handle).st_size == 0
+        assert is_locked(path)
+    assert not is_locked(path)
+    assert names(tmp_path) == ["lock"]
+
+
+@pytest.mark.usefixtures("locking")
+def test_threads_take_turns(tmp_path):
+    inside = []
+
+    def work():
+        for _ in range(50):
+            with lock_file(tmp_path / "lock"):
+                inside.append(1)
+                assert len(inside) == 1
+                inside.pop()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.usefixtures("locking")
+def test_a_lock_may_be_removed_with_its_file_and_those_who_wait_get_a_new_one(tmp_path):
+    path = tmp_path / "lock"
+    for _ in range(100):
+        first = lock_file(path)
+        waiting = threading.Thread(target=lambda: lock_file(path).release(remove=True))
+        waiting.start()
+        first.release(remove=True)
+        waiting.join()
+    assert names(tmp_path) == []
+
+
+@posix
+@pytest.mark.slow
+def test_many_processes_that_remove_the_lock_each_time_never_hold_it_together(tmp_path):
+    code = """
+import os, sys, time
+from shardset.files import lock_file
+
+lock, inside = sys.argv[1:]
+for _ in range(100):
+    held = lock_file(lock)
+    os.close(os.open(inside, os.O_CREAT | os.O_EXCL))
+    time.sleep(0.001)
+    os.unlink(inside)
+    held.release(remove=True)
+print("done", flush=True)
+sys.stdin.read()
+"""
+    with contextlib.ExitStack() as stack:
+        processes = [stack.enter_context(running(code, tmp_path / "lock", tmp_path / "inside")) for _ in range(4)]
+        for process in processes:
+            assert process.stdout.readline() == "done\n"
+    assert names(tmp_path) == []
+
+
+@posix
+def test_a_lock_ends_with_its_process_even_where_a_forked_child_lives_on(tmp_path):
+    code = """
+import os, sys, time
+from shardset.files import lock_file
+
+lock = lock_file(sys.argv[1])
+child = os.fork()
+if not child:
+    lock.release(remove=True)  # is not the child's to give
+    time.sleep(30)
+    os._exit(0)
+time.sleep(0.2)
+print(child, flush=True)
+sys.stdin.read()
+"""
+    with running(code, tmp_path / "lock") as process:
+        child = int(process.stdout.readline())
+        assert is_locked(tmp_path / "lock")
+        process.kill()
+        process.wait(30)
+        try:
+            assert not is_locked(tmp_path / "lock")
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+@posix
+def test_a_held_file_is_not_removed_as_long_as_a_map_of_it_lives(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"bytes")
+    handle = os.open(path, os.O_RDONLY)
+    assert not is_held(path)
+    assert hold_file(handle)
+    view = memoryview(mmap.mmap(handle, 5, access=mmap.ACCESS_READ))[1:]
+    os.close(handle)
+    assert is_held(path)
+    assert not remove_unheld(path)
+    other = os.open(path, os.O_RDONLY)
+    assert hold_file(other)  # any number may hold it
+    os.close(other)
+    assert view == b"ytes"
+    del view
+    assert not is_held(path)
+    assert remove_unheld(path)
+    assert names(tmp_path) == []
+    with pytest.raises(FileNotFoundError):
+        remove_unheld(path)
+
+
+@posix
+def test_a_file_that_is_just_being_removed_cannot_be_held(tmp_path):
+    path = tmp_path / "file"
+    with lock_file(path):
+        handle = os.open(path, os.O_RDONLY)
+        assert not hold_file(handle)
+        os.close(handle)
+
+
+def test_where_open_files_cannot_be_removed_that_is_the_hold(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    path.write_bytes(b"bytes")
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    with path.open("rb") as file:
+        assert hold_file(file.fileno())
+
+    def refuse(_):
+        raise PermissionError("the file is used by another process")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert not remove_unheld(path)
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    assert remove_unheld(path)
+
+
+def test_an_open_file_is_told_from_another_of_its_name(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"1")
+    with path.open("rb") as file:
+        assert stands_at(file.fileno(), path)
+        write_atomic(path, b"2")
+        assert not stands_at(file.fileno(), path)
+        path.unlink()
+        assert not stands_at(file.fileno(), path)

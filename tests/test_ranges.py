@@ -1,19 +1,13 @@
 from __future__ import annotations
 
-import itertools
-import random
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardset.ranges import ByteRange, MergedRange, merge_ranges
+from shardset.ranges import ByteRange, format_range, parse_content_range
 
-SHARD = random.Random(7).randbytes(700)
-# Small numbers, so that ranges touch, overlap, contain each other and are empty often.
-byte_ranges = st.lists(st.builds(ByteRange, st.integers(0, 500), st.integers(0, 200)), max_size=30)
-gaps = st.integers(0, 100)
-limits = st.integers(0, 400)
+offsets = st.integers(0, 10**17)
+lengths = st.integers(1, 10**17)
 
 
 @pytest.mark.parametrize(("offset", "length"), [(-1, 0), (0, -1), (-(2**63), 512)])
@@ -27,79 +21,75 @@ def test_the_end_is_the_first_byte_after_the_range():
     assert ByteRange(2**62, 2**62).end == 2**63
 
 
-def test_no_ranges_make_no_reads():
-    assert merge_ranges([], gap=10, limit=100) == []
+def test_a_range_header_names_the_last_byte():
+    assert format_range(0, 1) == "bytes=0-0"
+    assert format_range(512, 100) == "bytes=512-611"
+    assert format_range(2**62, 2**62) == f"bytes={2**62}-{2**63 - 1}"
 
 
-def test_near_ranges_are_read_at_once_and_far_ones_apart():
-    ranges = [ByteRange(2000, 10), ByteRange(0, 10), ByteRange(14, 6)]
-    assert merge_ranges(ranges, gap=4, limit=1000) == [MergedRange(0, 20, (1, 2)), MergedRange(2000, 10, (0,))]
-    assert merge_ranges(ranges, gap=3, limit=1000) == [
-        MergedRange(0, 10, (1,)),
-        MergedRange(14, 6, (2,)),
-        MergedRange(2000, 10, (0,)),
-    ]
+@pytest.mark.parametrize(("offset", "length"), [(0, 0), (5, 0), (-1, 5), (5, -1)])
+def test_no_range_header_asks_for_nothing_or_for_less(offset, length):
+    with pytest.raises(ValueError, match=f"offset {offset}, length {length}"):
+        format_range(offset, length)
 
 
-def test_a_range_above_the_limit_stays_whole_and_alone():
-    ranges = [ByteRange(0, 10), ByteRange(10, 500), ByteRange(510, 10)]
-    assert merge_ranges(ranges, gap=0, limit=100) == [
-        MergedRange(0, 10, (0,)),
-        MergedRange(10, 500, (1,)),
-        MergedRange(510, 10, (2,)),
-    ]
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("bytes 0-0/1", (0, 1, 1)),
+        ("bytes 512-611/4096", (512, 100, 4096)),
+        ("bytes 512-611/612", (512, 100, 612)),
+        ("bytes 512-611/*", (512, 100, None)),
+        ("BYTES 5-5/6", (5, 1, 6)),
+        (" bytes 007-008/010\t", (7, 2, 10)),
+        ("bytes */4096", (0, 0, 4096)),
+        ("bytes */0", (0, 0, 0)),
+    ],
+)
+def test_a_content_range_tells_offset_length_and_size(text, expected):
+    assert parse_content_range(text) == expected
 
 
-@given(byte_ranges, gaps, limits)
-def test_every_range_is_served_by_exactly_one_read(ranges, gap, limit):
-    reads = merge_ranges(ranges, gap=gap, limit=limit)
-    assert sorted(position for read in reads for position in read.members) == list(range(len(ranges)))
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "bytes", "bytes ", "bytes */*", "bytes 0-9", "bytes 0-9/", "bytes -9/10", "bytes 0-/10", "bytes=0-9/10"),
+        *("bytes 0 - 9/10", "bytes  0-9/10", "0-9/10", "items 0-9/10", "bytes 0-9/10, bytes 0-9/10", "bytes 0-9/10\n"),
+        *(
+            "bytes 0x0-9/10",
+            "bytes +0-9/10",
+            "bytes 0-9/-1",
+            "bytes 1_0-19/20",
+            "bytes \N{ARABIC-INDIC DIGIT ZERO}-9/10",
+            "bytes 0-9.0/10",
+        ),
+        "bytes 0-9/1" + "0" * 18,
+    ],
+)
+def test_other_forms_of_a_content_range_are_refused(text):
+    with pytest.raises(ValueError, match="not a Content-Range"):
+        parse_content_range(text)
 
 
-@given(byte_ranges, gaps, limits)
-def test_a_slice_of_the_read_is_what_the_range_alone_would_give(ranges, gap, limit):
-    for read in merge_ranges(ranges, gap=gap, limit=limit):
-        window = SHARD[read.offset : read.offset + read.length]
-        for position in read.members:
-            wanted = ranges[position]
-            start = wanted.offset - read.offset
-            assert window[start : start + wanted.length] == SHARD[wanted.offset : wanted.end]
-            assert 0 <= start <= start + wanted.length <= read.length
+@pytest.mark.parametrize("text", ["bytes 9-8/10", "bytes 0-10/10", "bytes 10-10/10", "bytes 5-5/0", "bytes 9-8/*"])
+def test_a_content_range_that_cannot_be_is_refused(text):
+    with pytest.raises(ValueError, match="cannot be"):
+        parse_content_range(text)
 
 
-@given(byte_ranges, gaps, limits)
-def test_a_read_starts_and_ends_with_bytes_that_were_asked_for(ranges, gap, limit):
-    for read in merge_ranges(ranges, gap=gap, limit=limit):
-        served = [ranges[position] for position in read.members]
-        assert read.offset == min(wanted.offset for wanted in served)
-        assert read.offset + read.length == max(wanted.end for wanted in served)
+@given(offsets, lengths, st.none() | st.integers(0, 10**17))
+def test_what_is_asked_for_is_what_an_answer_to_it_tells(offset, length, more):
+    asked = format_range(offset, length).removeprefix("bytes=")
+    total = None if more is None else offset + length + more
+    assert parse_content_range(f"bytes {asked}/{'*' if total is None else total}") == (offset, length, total)
 
 
-@given(byte_ranges, gaps, limits)
-def test_reads_come_in_offset_order_and_merged_ones_keep_to_the_limit(ranges, gap, limit):
-    reads = merge_ranges(ranges, gap=gap, limit=limit)
-    assert [read.offset for read in reads] == sorted(read.offset for read in reads)
-    assert all(read.length <= limit for read in reads if len(read.members) > 1)
-
-
-@given(byte_ranges, gaps, limits)
-def test_the_bytes_read_in_vain_are_at_most_one_gap_a_merge(ranges, gap, limit):
-    for read in merge_ranges(ranges, gap=gap, limit=limit):
-        wanted = {byte for position in read.members for byte in range(ranges[position].offset, ranges[position].end)}
-        assert read.length - len(wanted) <= gap * (len(read.members) - 1)
-
-
-@given(byte_ranges, gaps, limits)
-def test_two_reads_in_a_row_stay_apart_only_for_the_gap_or_the_limit(ranges, gap, limit):
-    reads = merge_ranges(ranges, gap=gap, limit=limit)
-    for left, right in itertools.pairwise(reads):
-        first = ranges[right.members[0]]
-        end = left.offset + left.length
-        assert first.offset - end > gap or max(end, first.end) - left.offset > limit
-
-
-@given(byte_ranges, gaps)
-def test_the_order_of_the_ranges_changes_no_read(ranges, gap):
-    there = merge_ranges(ranges, gap=gap, limit=300)
-    back = merge_ranges(ranges[::-1], gap=gap, limit=300)
-    assert [read[:2] for read in there] == [read[:2] for read in back]
+@given(st.text("bytes 0123456789-/*", max_size=30))
+def test_a_content_range_is_parsed_or_refused_and_nothing_else(text):
+    try:
+        offset, length, total = parse_content_range(text)
+    except ValueError:
+        return
+    assert offset >= 0
+    assert length > 0 or offset == 0
+    assert total is None or offset + length <= total

@@ -20,7 +20,7 @@ from shards import (
     write_shard,
 )
 from shardset.dataset.catalogs import cache_root
-from shardset.dataset.dataset import discover_dataset
+from shardset.dataset.opening import discover_dataset
 from shardset.errors import ChangedError, ChecksumError, NotFoundError, StorageError, TransferError, TruncatedError
 from shardset.policy import Policy
 from shardset.storage import LocalStore, MemoryStore

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import Any as _Any
 
-    from .dataset.dataset import Dataset, discover_dataset, open_dataset
+    from .dataset.dataset import Dataset
+    from .dataset.opening import discover_dataset, open_dataset
     from .dataset.sample import Sample
     from .errors import (
         AccessError,
@@ -76,7 +77,8 @@ __all__ = [
 
 # Where each public name lives. Nothing is imported before it is asked for, so `import shardset` costs nothing.
 _HOMES = {
-    **dict.fromkeys(("Dataset", "discover_dataset", "open_dataset"), ".dataset.dataset"),
+    "Dataset": ".dataset.dataset",
+    **dict.fromkeys(("discover_dataset", "open_dataset"), ".dataset.opening"),
     "Sample": ".dataset.sample",
     **dict.fromkeys(
         ("TarMember", "TarMemberIndex", "TarPart", "TarSample", "build_tar_member_index"), ".index.members"

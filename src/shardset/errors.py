@@ -30,7 +30,36 @@ Errors survive pickling, so a worker process can raise them in its parent.
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from functools import lru_cache
+from typing import Any, Final
+from urllib.parse import unquote
+
+_LOGIN: Final = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*://)[^/?#@]*@")
+_SECRET: Final = re.compile(
+    r"([?&;](?:[^=&;#]*(?:token|secret|signature|credential|password|passwd|api[-_]?key|access[-_]?key|policy|auth)[^=&;#]*"
+    r"|sig|key|jwt|pwd|x-amz-[^=&;#]*|x-goog-[^=&;#]*))=[^&;#]*",
+    re.IGNORECASE,
+)
+
+
+@lru_cache(4096)  # remote stores ask before each request what they would have to say
+def without_secrets(url: str) -> str:
+    """Return a url as it may be shown and stored: no login, and no value of a parameter that looks like a credential.
+
+    Everything that messages, reports, logs, states and files say of a url has come through here.
+    """
+    if "://" not in url:
+        return url
+    return _SECRET.sub(r"\1=...", _LOGIN.sub(r"\1", url, count=1))
+
+
+def secrets_in(url: str) -> set[str]:
+    """Return what `without_secrets` takes out of a url, as it stands there and as it is meant."""
+    login = _LOGIN.match(url)
+    parts = [] if login is None else login[0].partition("://")[2].rstrip("@").split(":")
+    values = [match[0].partition("=")[2] for match in _SECRET.finditer(url)] + parts
+    return {text for value in values for text in (value, unquote(value)) if text}
 
 
 class ShardsetError(Exception):
@@ -82,7 +111,7 @@ class FormatError(ShardsetError, ValueError):
 
     def place(self) -> str:
         """Return ``", in SHARD at byte N"`` with the parts that are known."""
-        text = f", in {self.shard}" if self.shard else ""
+        text = f", in {without_secrets(self.shard)}" if self.shard else ""
         return text if self.offset is None else f"{text} at byte {self.offset}"
 
 
@@ -135,7 +164,7 @@ class SampleError(ShardsetError):
 
     def place(self) -> str:
         """Return ``", in SHARD"`` where it is known."""
-        return f", in {self.shard}" if self.shard else ""
+        return f", in {without_secrets(self.shard)}" if self.shard else ""
 
 
 class DuplicateFieldError(SampleError, ValueError):
@@ -206,7 +235,7 @@ class IndexFileError(ShardsetError, ValueError):
 
     def place(self) -> str:
         """Return ``", in PATH"`` where it is known."""
-        return f", in {self.path}" if self.path else ""
+        return f", in {without_secrets(self.path)}" if self.path else ""
 
 
 class StorageError(ShardsetError, OSError):
@@ -218,7 +247,7 @@ class StorageError(ShardsetError, OSError):
 
     def __init__(self, message: str = "", *, url: str | None = None, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
-        self.url = url
+        self.url = None if url is None else without_secrets(url)
 
     def place(self) -> str:
         """Return ``", at URL"`` where it is known."""

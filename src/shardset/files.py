@@ -1,17 +1,44 @@
-"""Writing files that others may read: either the old bytes or the new ones are there, never half of them."""
+"""Files that several processes share: written whole or not at all, locked, and kept while somebody reads them.
+
+Locks are those of `flock`, or of `msvcrt` on Windows. They end with the process that holds them, however it ends.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import secrets
+import sys
+import time
+from importlib import import_module
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Final, Self
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from typing_extensions import Buffer
+
+_BINARY: Final = getattr(os, "O_BINARY", 0)
+_PAUSE: Final = 0.005
+# Windows forbids others to read what is locked, so a byte is locked that no file has; its `locking` knows 31 bits.
+_FAR: Final = 0x7FFF_0000
+
+# Handles of exclusive locks. A forked child closes its copies, or the locks would outlive their owner.
+_exclusive: set[int] = set()
+_leaves_parent = False
+
+
+def cache_root() -> Path:
+    """Return the folder for what is kept between runs: ``$SHARDSET_CACHE``, else below the user's cache folder."""
+    chosen = os.environ.get("SHARDSET_CACHE")
+    if chosen:
+        return Path(chosen)
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "shardset" / "cache"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "shardset"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardset"
 
 
 @contextlib.contextmanager
@@ -27,7 +54,7 @@ def open_atomic(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     path = Path(path)
     temporary = path.parent / f".{os.getpid()}-{secrets.token_hex(6)}.tmp"
     # Opened with the mode of a plain open() and not by tempfile, whose files stay private after the rename.
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
@@ -54,3 +81,196 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+class FileLock:
+    """The lock on a file, held by this process alone, and not by its children. Made by `lock_file`; thread-safe.
+
+    Attributes:
+        path: The file.
+        handle: Its descriptor, for reading and writing, valid until the lock is released.
+    """
+
+    __slots__ = ("_owner", "handle", "path")
+
+    def __init__(self, path: Path, handle: int) -> None:
+        self.path = path
+        self.handle = handle
+        self._owner = os.getpid()
+
+    def release(self, *, remove: bool = False) -> None:
+        """Let others have it; a second time does nothing. With `remove` the file goes first, if it can."""
+        handle, self.handle = self.handle, -1
+        if handle < 0 or self._owner != os.getpid():
+            return
+        if remove and os.name != "nt":
+            self.path.unlink(missing_ok=True)
+        _unlock(handle)
+        if remove and os.name == "nt":
+            with contextlib.suppress(OSError):  # others have opened it meanwhile
+                self.path.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def lock_file(path: str | os.PathLike[str], *, wait: bool = True) -> FileLock | None:
+    """Lock the file that stands at `path`, made empty if there is none, against all who lock it in this way.
+
+    Other threads of this process are locked out like other processes.
+
+    Args:
+        path: The file. Its folder must exist.
+        wait: Wait until it is free; otherwise return None if it is not.
+
+    Raises:
+        OSError: The file cannot be made, or its file system has no locks.
+    """
+    path = Path(path)
+    _leave_locks_to_parent()
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | _BINARY, 0o666)
+        _exclusive.add(handle)
+        try:
+            is_ours = _take(handle, shared=False, wait=wait)
+        except BaseException:
+            _unlock(handle)
+            raise
+        if is_ours and stands_at(handle, path):
+            return FileLock(path, handle)
+        _unlock(handle)  # whoever had it may have removed it: then the lock is on a file that nobody finds any more
+        if not is_ours and not wait:
+            return None
+
+
+def is_locked(path: str | os.PathLike[str]) -> bool:
+    """Tell whether somebody, also in this process, holds the lock of `lock_file` on `path`."""
+    try:
+        handle = os.open(path, os.O_RDONLY | _BINARY)
+    except FileNotFoundError:
+        return False
+    try:
+        return not _take(handle, shared=True, wait=False)
+    finally:
+        os.close(handle)
+
+
+def hold_file(handle: int) -> bool:
+    """Keep an open file from being removed by `remove_unheld`; False if that is just removing it.
+
+    The hold lasts until `handle` and all duplicates of it are closed: a memory map has one, and a forked child.
+
+    Raises:
+        OSError: Its file system has no locks.
+    """
+    if not _has_flock():
+        return True  # Windows removes no file that is open
+    return _take(handle, shared=True, wait=False)
+
+
+def is_held(path: str | os.PathLike[str]) -> bool:
+    """Tell whether `hold_file` keeps the file, or `lock_file` locks it.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+    """
+    handle = os.open(path, os.O_RDONLY | _BINARY)
+    try:
+        return not _take(handle, shared=False, wait=False)
+    finally:
+        os.close(handle)
+
+
+def remove_unheld(path: str | os.PathLike[str]) -> bool:
+    """Remove a file unless somebody holds it; False if so.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        OSError: It may not be removed.
+    """
+    if not _has_flock():
+        try:
+            Path(path).unlink()
+        except PermissionError:
+            return False
+        return True
+    handle = os.open(path, os.O_RDONLY | _BINARY)
+    try:
+        if not _take(handle, shared=False, wait=False):
+            return False
+        Path(path).unlink()
+    finally:
+        os.close(handle)
+    return True
+
+
+def stands_at(handle: int, path: str | os.PathLike[str]) -> bool:
+    """Tell whether the open file is the one that `path` names now."""
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(path))  # noqa: PTH116 - half the time of Path.stat
+    except FileNotFoundError:
+        return False
+
+
+def _take(handle: int, *, shared: bool, wait: bool) -> bool:
+    try:
+        import fcntl  # noqa: PLC0415 - Windows has none
+    except ImportError:
+        return _take_by_msvcrt(handle, wait=wait)
+    try:
+        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _take_by_msvcrt(handle: int, *, wait: bool) -> bool:
+    msvcrt = import_module("msvcrt")
+    while True:
+        try:
+            os.lseek(handle, _FAR, os.SEEK_SET)
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+        except PermissionError:
+            if not wait:
+                return False
+            time.sleep(_PAUSE)
+        else:
+            return True
+
+
+def _unlock(handle: int) -> None:
+    _exclusive.discard(handle)
+    try:
+        import fcntl  # noqa: PLC0415 - Windows has none
+    except ImportError:
+        pass
+    else:
+        with contextlib.suppress(OSError):
+            # Closing would not do if another thread has just forked, whose child has not closed its copy yet.
+            fcntl.flock(handle, fcntl.LOCK_UN)
+    os.close(handle)
+
+
+def _has_flock() -> bool:
+    try:
+        import fcntl  # noqa: F401, PLC0415 - Windows has none
+    except ImportError:
+        return False
+    return True
+
+
+def _leave_locks_to_parent() -> None:
+    global _leaves_parent  # noqa: PLW0603 - once a process; a child inherits it together with what it registered
+    if not _leaves_parent:
+        _leaves_parent = True
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=_close_inherited)
+
+
+def _close_inherited() -> None:
+    for handle in _exclusive:
+        os.close(handle)
+    _exclusive.clear()

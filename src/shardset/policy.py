@@ -8,6 +8,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
+from .errors import without_secrets
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -61,7 +63,7 @@ class Place:
     message: str = ""
 
     def __str__(self) -> str:
-        parts = [self.shard or ""]
+        parts = [without_secrets(self.shard or "")]
         if self.key is not None:
             parts.append(f"#{self.key}")
         if self.offset is not None:

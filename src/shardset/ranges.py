@@ -1,12 +1,15 @@
-"""Byte ranges: the value that every layer hands to the next, and the merging of near ones."""
+"""Byte ranges: the value that every layer hands to the next, and how HTTP writes them."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Final
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+# 18 digits are an exabyte short of what int64 holds, and keep hostile headers from making huge numbers.
+_CONTENT_RANGE: Final = re.compile(
+    r"bytes (?:([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)|\*/([0-9]{1,18}))", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -30,37 +33,34 @@ class ByteRange:
         return self.offset + self.length
 
 
-class MergedRange(NamedTuple):
-    """One read that covers several ranges: where it lies, and which of the ranges (by position) it serves."""
+def format_range(offset: int, length: int) -> str:
+    """Return the Range header (RFC 9110, 14.2) that asks for `length` bytes from byte `offset` on.
 
-    offset: int
-    length: int
-    members: tuple[int, ...]
-
-
-def merge_ranges(ranges: Iterable[ByteRange], *, gap: int, limit: int) -> list[MergedRange]:
-    """Merge ranges that lie near each other into fewer, larger reads, in offset order.
-
-    Args:
-        ranges: Any ranges of one shard, in any order; overlapping and empty ones are allowed.
-        gap: Ranges at most this many bytes apart are read together.
-        limit: A merged read grows to at most this many bytes; a single larger range stays whole.
-
-    Returns:
-        Reads in ascending offset; every input position occurs in exactly one `members`.
+    Raises:
+        ValueError: `offset` is negative, or `length` is not positive: HTTP cannot ask for an empty range.
     """
-    ordered = sorted(enumerate(ranges), key=lambda pair: (pair[1].offset, pair[1].length))
-    merged: list[MergedRange] = []
-    start = end = 0
-    members: list[int] = []
-    for position, wanted in ordered:
-        if members and wanted.offset - end <= gap and max(end, wanted.end) - start <= limit:
-            end = max(end, wanted.end)
-            members.append(position)
-            continue
-        if members:
-            merged.append(MergedRange(start, end - start, tuple(members)))
-        start, end, members = wanted.offset, wanted.end, [position]
-    if members:
-        merged.append(MergedRange(start, end - start, tuple(members)))
-    return merged
+    if offset < 0 or length < 1:
+        raise ValueError(f"no range header asks for offset {offset}, length {length}")
+    return f"bytes={offset}-{offset + length - 1}"
+
+
+def parse_content_range(text: str) -> tuple[int, int, int | None]:
+    """Return offset, length and the size of the whole object (None if not told) from a Content-Range header.
+
+    ``bytes */1234`` (RFC 9110, 14.4), which comes with status 416 and says that the range lies outside, gives
+    ``(0, 0, 1234)``; nothing else has length 0.
+
+    Raises:
+        ValueError: The header is of another form, ends before it begins, or reaches past the size that it tells.
+    """
+    found = _CONTENT_RANGE.fullmatch(text.strip(" \t"))
+    if not found:
+        raise ValueError(f"not a Content-Range of bytes: {text[:80]!r}")
+    first, last, whole, outside = found.groups()
+    if outside is not None:
+        return 0, 0, int(outside)
+    offset, length = int(first), int(last) - int(first) + 1
+    total = None if whole == "*" else int(whole)
+    if length < 1 or (total is not None and offset + length > total):
+        raise ValueError(f"a Content-Range that cannot be: {text[:80]!r}")
+    return offset, length, total

@@ -25,13 +25,14 @@ from .dataset.catalogs import (
 )
 from .dataset.discover import find_shards
 from .dataset.files import check_reader
-from .errors import IndexFileError, NotFoundError, StorageError
+from .errors import AccessError, IndexFileError, NotFoundError, StorageError
 from .index.build import build_index
 from .index.catalog_writer import ShardRow, shard_row
 from .index.sidecar import dump_sidecar, parse_sidecar, sidecar_path
 from .policy import Place, Policy, Report
+from .storage.anywhere import AnyStore
 from .storage.local import local_path
-from .storage.store import open_store, url_join, url_name, url_scheme
+from .storage.store import url_join, url_name, url_scheme
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -251,9 +252,15 @@ def index_dataset(
     report = Report()
     policy = policy or Policy()
     found = find_shards(source, store=store, report=report)
-    store = store or open_store(found.shards[0].url)
     options = IndexOptions(captions=captions, geometry=geometry)
     target = None if destination is None else os.fspath(destination)
+    if store is None:
+        store = AnyStore()
+    elif target is not None and url_scheme(target) != url_scheme(found.root):
+        store = AnyStore({url_scheme(found.root): store})
+    if sidecars and target is None and url_scheme(found.root) in {"http", "https"}:
+        what = "web servers are read only: the indexes cannot go beside the shards"
+        raise AccessError(what, url=found.root, hint="name a folder for them (--destination), or leave them out")
     tasks = [
         IndexTask(shard, store, _sidecar_place(shard, target) if sidecars else None, options, policy, force)
         for shard in found.shards
@@ -331,4 +338,13 @@ def _pool(
             context = multiprocessing.get_context("forkserver")
             context.set_forkserver_preload([__name__])
         with ProcessPoolExecutor(workers, context) as pool:
-            yield pool.map
+            try:
+                yield pool.map
+            except (
+                BaseException
+            ):  # Ctrl-C, most of all: what is under way is not waited for, since it can be done again
+                processes = [*(pool._processes or {}).values()]  # noqa: SLF001 - public from Python 3.14 on
+                pool.shutdown(wait=False, cancel_futures=True)
+                for process in processes:
+                    process.terminate()
+                raise

@@ -4,7 +4,7 @@ import pytest
 
 from shards import write_shard
 from shardset.cli.address import find_sample, nearest_keys, split_address
-from shardset.dataset.dataset import discover_dataset
+from shardset.dataset.opening import discover_dataset
 from shardset.errors import SampleError
 
 

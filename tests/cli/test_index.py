@@ -6,7 +6,7 @@ import pytest
 
 from cli.running import PHOTOS, run_at_terminal, run_process
 from shards import list_tree, read_samples, write_dataset
-from shardset.dataset.dataset import discover_dataset
+from shardset.dataset.opening import discover_dataset
 
 
 def test_a_sidecar_index_and_a_catalog_are_written_beside_the_shards(run, tmp_path):

@@ -73,8 +73,8 @@ def test_no_arguments_print_the_help_and_are_wrong_usage():
         (["ls"], "missing argument 'SOURCE'"),
         (["ls", "--frobnicate", "x"], "no such option"),
         (["ls", "--limit", "-1", "x"], "invalid value for"),
-        (["show", "s3://bucket/a.tar"], "no store for s3://"),
-        (["index", "s3://bucket/"], "no store for s3://"),
+        (["show", "gopher://host/a.tar"], "no store for this"),
+        (["index", "gopher://host/"], "no store for this"),
         (["cat", "a.tar"], "names no payload"),
     ],
 )

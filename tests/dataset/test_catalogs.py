@@ -29,7 +29,7 @@ from shards import (
     write_shard,
 )
 from shardset.dataset.catalogs import cache_root
-from shardset.dataset.dataset import discover_dataset, open_dataset
+from shardset.dataset.opening import discover_dataset, open_dataset
 from shardset.errors import IndexFileError, StorageError, TruncatedError
 from shardset.index import catalog_writer
 from shardset.index.catalog import MANIFEST_NAME

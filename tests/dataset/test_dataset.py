@@ -28,7 +28,7 @@ from shards import (
     write_dataset,
     write_shard,
 )
-from shardset.dataset.dataset import discover_dataset, open_dataset
+from shardset.dataset.opening import discover_dataset, open_dataset
 from shardset.errors import (
     ChangedError,
     DuplicateFieldError,

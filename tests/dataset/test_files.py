@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from conftest import DATA
 from formats.tar_builder import Segments, archive, member, sparse_old
 from shards import private_cache, read_members, tar_bytes, write_shard  # noqa: F401 - the fixture is autouse
-from shardset.dataset.dataset import discover_dataset
 from shardset.dataset.files import ShardFiles, ShardReader, check_reader
+from shardset.dataset.opening import discover_dataset
 from shardset.errors import ChangedError, LimitError
 from shardset.index.build import build_index
 from shardset.storage import LocalStore, MemoryStore

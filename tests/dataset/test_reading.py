@@ -7,7 +7,7 @@ import pytest
 
 from formats.tar_builder import Segments, archive, member, sparse_old, sparse_pax_01
 from shards import make_members, private_cache, read_samples, write_dataset, write_shard  # noqa: F401 - one is autouse
-from shardset.dataset.dataset import discover_dataset
+from shardset.dataset.opening import discover_dataset
 from shardset.errors import DuplicateFieldError, LimitError, MissingFieldError
 from shardset.index import catalog_writer
 from shardset.policy import Policy

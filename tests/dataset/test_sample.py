@@ -9,8 +9,7 @@ import pytest
 
 from formats.tar_builder import Segments, archive, member, sparse_old, sparse_pax_00, sparse_pax_01, sparse_pax_10
 from shards import make_members, private_cache, read_samples, write_dataset, write_shard  # noqa: F401 - one is autouse
-from shardset.dataset.dataset import discover_dataset
-from shardset.dataset.sample import PayloadFile
+from shardset.dataset.opening import discover_dataset
 from shardset.errors import DuplicateFieldError, LimitError, MissingFieldError
 from shardset.ranges import ByteRange
 from shardset.storage import LocalStore, MemoryStore
@@ -227,27 +226,6 @@ def test_a_file_object_refuses_what_files_refuse(discover):
     file.close()
     with pytest.raises(ValueError, match="closed"):
         file.read()
-
-
-def test_a_file_object_reads_what_is_asked_and_not_the_rest(tmp_path):
-    path = write_shard(tmp_path / "a.tar", [("a.bin", bytes(1_000_000))])
-
-    class Reader:
-        size, asked = path.stat().st_size, 0
-
-        def read(self, offset, length):
-            self.asked += length
-            assert 512 <= offset < offset + length <= 512 + 1_000_000
-            return bytes(length)
-
-    reader = Reader()
-    file = io.BufferedReader(PayloadFile(reader, 512, 1_000_000))
-    file.seek(500_000)
-    assert len(file.read(10)) == 10
-    assert reader.asked <= 2 * io.DEFAULT_BUFFER_SIZE
-    file.seek(-5, io.SEEK_END)
-    assert len(file.read()) == 5
-    assert file.read() == b""
 
 
 def test_pillow_opens_a_file_object(discover):

@@ -1,14 +1,24 @@
 from __future__ import annotations
 
 import fnmatch
+import glob
 import time
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardset.formats.patterns import expand_braces, expand_count, has_braces, has_glob, parse_numbered
+from shardset.formats.patterns import (
+    expand_braces,
+    expand_count,
+    glob_folder,
+    has_braces,
+    has_glob,
+    matches_glob,
+    parse_numbered,
+)
 
 # Braces
 
@@ -286,3 +296,79 @@ def test_impossible_counts_are_refused(text):
 def test_every_name_of_a_count_is_taken_apart_into_what_made_it(prefix, count, suffix):
     for number, name in enumerate(expand_count(f"{prefix}@{count}{suffix}")):
         assert parse_numbered(name) == (prefix, number, count, suffix)
+
+
+# Globs where no shell expands them
+
+
+@pytest.mark.parametrize(
+    ("pattern", "folder"),
+    [
+        ("s3://b/a/*/x.tar", "s3://b/a"),
+        ("s3://b/a/x*.tar", "s3://b/a"),
+        ("s3://b/**/x.tar", "s3://b"),
+        ("https://h/a/[ab]/x.tar", "https://h/a"),
+        ("a/b.tar", "a"),
+        ("*.tar", ""),
+        ("/*/x.tar", ""),
+        ("https://h/a[/x?.tar", "https://h/a["),
+    ],
+)
+def test_the_folder_of_a_glob_is_what_stands_before_its_first_part_with_a_pattern(pattern, folder):
+    assert glob_folder(pattern) == folder
+
+
+@pytest.mark.parametrize(
+    ("path", "pattern", "matches"),
+    [
+        ("a.tar", "*.tar", True),
+        ("a/b.tar", "*.tar", False),
+        ("a/b.tar", "*/*.tar", True),
+        ("a/b.tar", "**/*.tar", True),
+        ("b.tar", "**/*.tar", True),
+        ("a/b/c/d.tar", "a/**/d.tar", True),
+        ("a/d.tar", "a/**/d.tar", True),
+        ("a/b/c", "a/**", True),
+        ("a", "a/**", False),
+        ("a/b", "**", True),
+        ("ab/c.tar", "a**/c.tar", True),
+        ("a/b/c.tar", "a**/c.tar", False),
+        (".a/b.tar", "**/b.tar", False),
+        (".a/b.tar", ".*/b.tar", True),
+        ("a/.b.tar", "a/*", False),
+        ("a/.b/c.tar", "**/c.tar", False),
+        ("a/.b", "**", False),
+        ("A.tar", "a.tar", False),
+        ("a\n.tar", "?\n.tar", True),
+        ("[.tar", "[[].tar", True),
+        ("b.tar", "[!a].tar", True),
+        ("a.tar", "[!a].tar", False),
+        ("", "", True),
+        ("a", "", False),
+    ],
+)
+def test_a_glob_matches_whole_paths_as_in_the_shell(path, pattern, matches):
+    assert matches_glob(path, pattern) is matches
+
+
+@given(
+    st.lists(st.text("ab.[", min_size=1, max_size=3), min_size=1, max_size=4),
+    st.lists(st.sampled_from(["*", "?", "a", "a*", "[ab]", "[!a]*", "*b", "**", "?b", ".*"]), min_size=1, max_size=4),
+)
+def test_globs_match_as_those_of_python_on_a_disk(tmp_path_factory, parts, patterns):
+    if any(part in {".", ".."} for part in parts) or patterns[-1] == "**":
+        return  # the folder itself is no name; and a last ** is files and folders for Python
+    root = tmp_path_factory.mktemp("glob")
+    path = root.joinpath(*parts)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    names = glob.glob(f"{root}/{'/'.join(patterns)}", recursive=True)  # noqa: PTH207 - Path's has other rules for dots
+    found = {Path(name).relative_to(root).as_posix() for name in names}
+    assert ("/".join(parts) in found) == matches_glob("/".join(parts), "/".join(patterns))
+
+
+def test_many_stars_do_not_take_for_ever():
+    begin = time.monotonic()
+    assert not matches_glob("/".join("a" * 22), "/".join(["**", "a"] * 7) + "/b")
+    assert not matches_glob("a" * 100, "*a" * 20 + "b")
+    assert time.monotonic() - begin < 0.2

@@ -8,10 +8,14 @@ import pytest
 
 from shards import make_members, read_members, read_samples, tar_bytes, write_shard
 from shardset.errors import ChecksumError, CompressedShardError, FormatError, StorageError, TruncatedError
-from shardset.index.build import MAX_SIDECAR, build_index
+from shardset.index import build as build_module
+from shardset.index.build import MAX_SIDECAR, build_index, fits_headers
 from shardset.index.sidecar import dump_sidecar
 from shardset.policy import Policy, Report
 from shardset.storage import LocalStore, MemoryStore
+from shardset.storage.planner import ReadLimits
+from shardset.storage.remote import RemoteReader
+from shardset.storage.store import ObjectInfo
 from storage.counting import CountingStore
 
 URL = "memory://shards/a.tar"
@@ -23,6 +27,24 @@ def reader_of(data):
     store = MemoryStore()
     store.write(URL, data)
     return store.open(URL)
+
+
+class Remote:
+    """Bytes that are read as those of a remote shard; `reads` holds each (offset, length)."""
+
+    def __init__(self, data):
+        self.data = data
+        self.reads = []
+        self.reader = RemoteReader(ObjectInfo("remote://a.tar", len(data), "1"), self.fetch, ReadLimits())
+
+    def fetch(self, offset, view):
+        assert 0 <= offset < offset + len(view) <= len(self.data)
+        self.reads.append((offset, len(view)))
+        view[:] = self.data[offset : offset + len(view)]
+
+    @property
+    def share(self):
+        return sum(length for _, length in self.reads) / len(self.data)
 
 
 def build(members, **options):
@@ -47,13 +69,15 @@ def picture(width, height, *, orientation=1, kind="JPEG"):
     return buffer.getvalue()
 
 
-@pytest.fixture(params=["mapped", "by ranges", "in memory"])
+@pytest.fixture(params=["mapped", "by ranges", "in memory", "remote"])
 def open_shard(request, tmp_path):
     """A function that opens the bytes of a shard in each of the ways that stores have."""
 
     def open_shard(data):
         if request.param == "in memory":
             return reader_of(data)
+        if request.param == "remote":
+            return Remote(data).reader
         path = tmp_path / "a.tar"
         path.write_bytes(data)
         return LocalStore(mmap=request.param == "mapped").open(str(path))
@@ -277,7 +301,8 @@ def test_an_index_is_the_same_by_whatever_way_it_is_read(tmp_path):
     data = tar_bytes([*make_members(700), ("big.bin", bytes(300_000)), *make_members(5, prefix="z/")], pax=True)
     path = tmp_path / "a.tar"
     path.write_bytes(data)
-    readers = [reader_of(data), LocalStore().open(str(path)), LocalStore(mmap=False).open(str(path))]
+    local = LocalStore().open(str(path)), LocalStore(mmap=False).open(str(path))
+    readers = [reader_of(data), Remote(data).reader, *local]
     dumps = {dump_sidecar(build_index(reader, captions=True, geometry=True), name="a.tar") for reader in readers}
     assert len(dumps) == 1
 
@@ -288,3 +313,91 @@ def test_a_reader_that_fails_is_not_taken_for_the_end_of_the_shard(tmp_path):
     path.write_bytes(path.read_bytes()[:200_000])
     with pytest.raises(StorageError, match="cut"):
         build_index(reader, policy=Policy(on_error="skip"))
+
+
+def large_picture(number, *, extra=b""):
+    """A JPEG of some 100 KB, with extra segments before its frame and noise behind its scan."""
+    payload = picture(40 + number % 50, 30, orientation=1 + number % 8)
+    return payload[:2] + extra + payload[2:] + np.random.default_rng(number).bytes(100_000 + 512 * (number % 9))
+
+
+def large_samples(count, extra=b""):
+    return [
+        one
+        for number in range(count)
+        for one in (
+            (f"{number:04}.jpg", large_picture(number, extra=extra)),
+            (f"{number:04}.json", json.dumps({"caption": f"picture {number}"}).encode()),
+        )
+    ]
+
+
+def test_the_index_of_remote_samples_needs_few_of_their_bytes():
+    data = tar_bytes(large_samples(120))
+    headers, remote = Remote(data), Remote(data)
+    index = build_index(headers.reader)
+    assert headers.share < 0.045  # of both headers, and the first of each lane
+    full = build_index(remote.reader, captions=True, geometry=True)
+    mapped = build_index(reader_of(data), captions=True, geometry=True)
+    assert dump_sidecar(full, name="a.tar") == dump_sidecar(mapped, name="a.tar")
+    assert full.captions == mapped.captions
+    assert len(full.captions) == 120
+    assert remote.share < headers.share + 0.035
+    assert index.digest() == mapped.digest()
+
+
+def test_headers_of_pictures_behind_long_profiles_are_found_by_reading_on():
+    profile = b"\xff\xe2" + (30_002).to_bytes(2, "big") + bytes(30_000)
+    for extra in (profile, profile * 3):
+        data = tar_bytes([(f"{number}.jpg", large_picture(number, extra=extra)) for number in range(30)])
+        remote = Remote(data)
+        index = build_index(remote.reader, geometry=True)
+        mapped = build_index(reader_of(data), geometry=True)
+        for name in ("width", "height", "orientation"):
+            assert getattr(index.geometry, name).tolist() == getattr(mapped.geometry, name).tolist()
+        assert index.geometry.width.tolist() == [40 + number for number in range(30)]
+        assert remote.share < 0.3 + len(extra) / 100_000
+
+
+def test_a_picture_that_asks_for_ever_more_is_read_in_few_rounds():
+    hostile = b"\xff\xd8" + b"\xff\xe0\0\x02" * 100_000
+    remote = Remote(tar_bytes([("a.jpg", hostile)] * 3 + [("big.bin", bytes(3_000_000))]))
+    before = len(remote.reads)
+    index = build_index(remote.reader, geometry=True)
+    assert index.geometry.width.tolist() == [0, 0, 0, 0]
+    assert len(remote.reads) - before < 60
+
+
+def test_sidecars_are_read_in_batches_of_bounded_size(monkeypatch):
+    monkeypatch.setattr(build_module, "_BYTES_AT_ONCE", 10_000)
+    members = []
+    for number in range(40):
+        text = json.dumps({"caption": "c" * (number * 500)}).encode()
+        members += [(f"{number:02}.jpg", b"x"), (f"{number:02}.{('json', 'txt')[number % 2]}", text)]
+    data = tar_bytes(members)
+    asked = []
+    reader = reader_of(data)
+    read_many = type(reader).read_many
+
+    def counting(self, offsets, lengths):
+        asked.append(int(np.sum(lengths)))
+        return read_many(self, offsets, lengths)
+
+    monkeypatch.setattr(type(reader), "read_many", counting)
+    index = build_index(reader, captions=True)
+    assert len(index.captions) == 39  # the first caption is empty
+    assert max(asked) < 10_000 + 20_000
+    assert len(asked) > 20
+
+
+def test_a_shard_is_compared_with_its_index_in_one_call():
+    data = tar_bytes([(f"{number}.bin", bytes(200_000)) for number in range(40)])
+    index = build_index(reader_of(data))
+    remote = Remote(data)
+    assert fits_headers(index, remote.reader)
+    assert len(remote.reads) == 9
+    assert sum(length for _, length in remote.reads) == 9 * 512
+    grown = tar_bytes([(f"{number}.bin", bytes(200_000)) for number in range(41)])
+    assert not fits_headers(index, Remote(grown).reader)
+    renamed = tar_bytes([(f"{number}.BIN", bytes(200_000)) for number in range(40)])
+    assert not fits_headers(index, Remote(renamed).reader)

@@ -3,25 +3,30 @@ from __future__ import annotations
 import json
 import pickle
 import random
+import time
 
 import pytest
 
 from conftest import DATA
 from formats.tar_builder import Segments, archive, sparse_old
+from servers.faults import Fault
+from servers.faulty import FaultServer
 from shards import (
     make_members,
     private_cache,  # noqa: F401 - the fixture is autouse
     read_members,
+    tar_bytes,
     write_dataset,
     write_shard,
 )
-from shardset.dataset.dataset import discover_dataset
-from shardset.errors import ChangedError, NotFoundError, StateError
+from shardset.dataset.opening import discover_dataset
+from shardset.errors import AccessError, ChangedError, NotFoundError, StateError
 from shardset.loading.cursor import TarDataLoader
 from shardset.loading.entry import TarFileEntry
-from shardset.storage import LocalStore
+from shardset.storage import HttpStore, LocalStore, Retry
 
 PHOTOS = DATA / "webshart" / "photos-00000.tar"
+QUICK = Retry(attempts=3, first_wait=0.01, longest_wait=0.05, stall=2)
 
 
 @pytest.fixture
@@ -322,3 +327,192 @@ def test_a_sparse_file_is_given_with_its_holes(tmp_path):
     assert bytes(TarDataLoader(tmp_path, copy=False).load_sample(0, 0).data) == whole
     (entry,) = TarDataLoader(tmp_path, load_file_data=False)
     assert (entry.path, entry.offset, entry.size) == ("a.bin", -1, 600)
+
+
+# ---- shards elsewhere, and the calls that are about their cache
+
+
+@pytest.fixture
+def server():
+    with FaultServer() as server:
+        for shard in range(4):
+            server.put(f"/d/s {shard}.tar", tar_bytes(make_members(4, fields=("jpg", "txt"), start=4 * shard)))
+        server.put("/d/sub/s 1.tar", tar_bytes(make_members(1, start=90)))
+        yield server
+
+
+def remote(server, **more):
+    return TarDataLoader(discover_dataset(server.url + "d/", store=HttpStore(retry=QUICK)), **more)
+
+
+def until(condition):
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_shards_elsewhere_are_read_ahead_while_the_caller_works(server):
+    for shard in range(2):
+        server.put(f"/big/{shard}.tar", tar_bytes([(f"{shard}{n:02d}.bin", bytes(3 << 20)) for n in range(12)]))
+    loader = TarDataLoader(discover_dataset(server.url + "big/", store=HttpStore(retry=QUICK)))
+    loader.dataset.list_files_in_shard(0)
+    server.forget()
+    next(loader)
+    until(lambda: sum(request.sent for request in server.requests("GET", "/big/0.tar")) >= 30 << 20)
+    sent = sum(request.sent for request in server.requests("GET", "/big/*.tar"))
+    time.sleep(0.2)
+    assert sum(request.sent for request in server.requests("GET", "/big/*.tar")) == sent < 40 << 20  # one batch ahead
+    assert [entry.path for entry in loader][-1] == "111.bin"
+
+
+def test_what_was_read_ahead_is_dropped_when_the_cursor_is_moved(server):
+    loader = remote(server)
+    names = [entry.path for entry in loader]
+    loader.reset()
+    entries = iter(loader)
+    assert [next(entries).path for _ in range(8)] == names[:8]
+    loader.load_state_dict({**loader.state_dict(), "current_shard": 2, "current_file_index": 3})
+    assert [entry.path for entry in entries] == names[19:]
+    loader.reset()
+    assert [entry.path for entry in loader] == names
+
+
+def test_a_read_that_failed_is_tried_again_by_the_next_call_and_nothing_is_left_out(server):
+    loader = remote(server)
+    expected = [entry.path for entry in loader]
+    loader.reset()
+    server.add(Fault.status(403), path="/d/s%201.tar", times=3)
+    found, failures = [], 0
+    while len(found) < len(expected):
+        try:
+            found.append(next(loader).path)
+        except AccessError:
+            failures += 1
+            assert failures < 10
+    assert found == expected
+    assert 1 <= failures <= 3
+    with pytest.raises(StopIteration):
+        next(loader)
+
+
+def test_a_read_ahead_that_failed_is_no_trouble_of_what_comes_before_it(server):
+    loader = remote(server)
+    expected = [entry.path for entry in loader]
+    loader.reset()
+    server.add(Fault.status(403), path="/d/s%201.tar")
+    entries = iter(loader)
+    assert [next(entries).path for _ in range(8)] == expected[:8]
+    with pytest.raises(AccessError, match=r"s%201\.tar"):
+        next(entries)
+    assert (loader.current_shard_index, loader.current_file_index) in {(0, 8), (1, 0)}
+    loader.load_state_dict({"current_shard": 2})
+    assert next(loader).path == expected[16]
+
+
+def test_the_next_shard_is_the_one_that_the_next_file_comes_from(server):
+    loader = remote(server)
+    assert loader.get_next_shard_info() == {
+        "index": 0,
+        "name": "s 0.tar",
+        "tar_path": server.url + "d/s%200.tar",
+        "is_cached": False,
+    }
+    for _ in range(8):
+        next(loader)
+    assert loader.get_next_shard_info()["index"] == 1  # all files of the first one were given
+    list(loader)
+    assert loader.get_next_shard_info() is None
+
+
+def test_whether_the_next_file_waits_is_told_at_the_end_of_a_shard_too(server, tmp_path):
+    loader = remote(server)
+    assert loader.will_block() is False  # without a cache nothing is downloaded
+    loader.dataset.enable_shard_cache(tmp_path)
+    assert loader.will_block() is True
+    for _ in range(8):
+        next(loader)
+        assert loader.dataset.cache.is_cached(0)
+    until(lambda: not loader.dataset.cache.is_downloading(1))
+    assert loader.will_block() is not loader.dataset.cache.is_cached(1)
+    list(loader)
+    assert loader.will_block() is False
+
+
+def test_shards_are_prepared_by_number_from_the_cursor_on(server, tmp_path):
+    loader = remote(server)
+    cache_free = (loader.prepare_shards_ahead(3), loader.prepare_next_shard(), loader.prepare_shard_by_name("s 2.tar"))
+    assert cache_free == ([], False, False)
+    loader.dataset.enable_shard_cache(tmp_path, parallel_downloads=1)
+    server.add(Fault.latency(0.1), method="GET")
+    assert loader.prepare_shards_ahead(2) == ["s 0.tar", "s 1.tar"]
+    assert loader.prepare_shards_ahead(2) == []
+    assert loader.prepare_next_shard() is True
+    assert loader.prepare_shard_by_name("s 2.tar") is False  # that was the next one
+    assert loader.prepare_shards_ahead(0) == loader.prepare_shards_ahead(-1) == []
+    until(lambda: all(loader.dataset.cache.is_cached(number) for number in range(3)))
+    assert loader.prepare_shards_ahead(100) == ["s 3.tar", "s 1.tar"]
+    assert loader.prepare_next_shard() is False
+    until(lambda: loader.dataset.cache.is_cached(4))
+    assert [status["is_cached"] for status in loader.get_lookahead_cache_status()] == [True] * 5
+    list(loader)
+    assert loader.prepare_shards_ahead(3) == []
+    assert loader.prepare_next_shard() is False
+    assert loader.get_lookahead_cache_status() == []
+
+
+def test_a_shard_of_the_cache_is_named_by_file_or_by_path(server, tmp_path):
+    loader = remote(server)
+    loader.dataset.enable_shard_cache(tmp_path)
+    for name in ("s 2.tar", "s 2"):
+        assert loader.get_shard_cache_status(name)["index"] == 2
+    for name in ("sub/s 1", "sub/s 1.tar"):
+        assert loader.get_shard_cache_status(name)["index"] == 4
+    assert loader.get_shard_cache_status("s 1")["index"] == 1  # two have that file name, one that path
+    for name in ("none.tar", "", "s%202.tar"):
+        for call in (loader.get_shard_cache_status, loader.is_shard_locked, loader.prepare_shard_by_name):
+            with pytest.raises(ValueError, match="not found"):
+                call(name)
+
+
+def test_the_status_of_a_shard_follows_its_download(server, tmp_path):
+    loader = remote(server)
+    loader.dataset.enable_shard_cache(tmp_path)
+    size = loader.dataset.get_shard_info(0)["size"]
+    assert loader.get_shard_cache_status("s 0.tar")["cur_filesize"] == 0
+    server.add(Fault.drip(pause=0.05, piece=2000), method="GET")
+    assert loader.prepare_shard_by_name("s 0.tar") is True
+    until(lambda: loader.is_shard_locked("s 0.tar"))
+    assert loader.will_block()
+    until(lambda: loader.get_shard_cache_status("s 0.tar")["is_cached"])
+    assert loader.get_shard_cache_status("s 0.tar")["cur_filesize"] == size
+    assert not loader.is_shard_locked("s 0.tar")
+    assert not loader.will_block()
+
+
+def test_a_download_that_failed_in_the_background_raises_where_its_shard_is_read(server, tmp_path):
+    loader = remote(server)
+    expected = [entry.path for entry in loader]
+    loader.reset()
+    loader.dataset.enable_shard_cache(tmp_path)
+    server.add(Fault.status(403), path="/d/s%201.tar")
+    loader.prepare_shards_ahead(2)
+    found = []
+    with pytest.raises(AccessError):
+        found.extend(entry.path for entry in loader)
+    assert loader.current_shard_index <= 1
+    server.behave()
+    assert [entry.path for entry in loader] == expected[8:]
+
+
+def test_a_state_of_signed_shards_can_be_kept_by_anybody(server):
+    url = server.url.replace("://", "://user:SECRET@") + "d/s%20{0..3}.tar?X-Amz-Signature=SECRET"
+    loader = TarDataLoader(url)
+    next(loader)
+    state = json.loads(json.dumps(loader.state_dict()))
+    assert "SECRET" not in json.dumps(state)
+    assert state["is_remote"] is True
+    again = TarDataLoader(url)
+    again.load_state_dict(state)
+    assert next(again).path == next(loader).path
+    assert "SECRET" not in repr(loader) + repr(loader.get_next_shard_info())

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from shards import private_cache, tar_bytes, write_shard  # noqa: F401 - the fixture is autouse
-from shardset.dataset.dataset import discover_dataset
+from shardset.dataset.opening import discover_dataset
 from shardset.errors import DecodeError
 from shardset.loading.cursor import TarDataLoader
 from shardset.storage import LocalStore, MemoryStore

@@ -36,17 +36,17 @@ class CountingStore(Store):
         self.calls["info"] += 1
         return self.store.info(url)
 
-    def open(self, url):
+    def open(self, url, known=None):
         self.calls["open"] += 1
-        return _CountingReader(self, self.store.open(url))
+        return _CountingReader(self, self.store.open(url, known))
 
     def list(self, url, report=None):
         self.calls["list"] += 1
         return self.store.list(url, report)
 
-    def write(self, url, data):
+    def write(self, url, data, *, expect=None):
         self.calls["write"] += 1
-        self.store.write(url, data)
+        self.store.write(url, data, expect=expect)
 
     def close(self):
         self.calls["close"] += 1

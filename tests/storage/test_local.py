@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import inspect
 import os
@@ -128,11 +129,15 @@ def test_a_replaced_file_is_read_as_it_was_until_info_looks(shard, store):
 
 
 def test_a_file_opened_by_another_thread_during_its_replacement_is_not_kept(shard, store, monkeypatch):
-    def write_atomic(path, data):
-        assert store.read(str(shard), 0, 9) == PAYLOAD[:9]  # what another thread may do at this moment
-        path.write_bytes(data)
+    open_atomic = local.open_atomic
 
-    monkeypatch.setattr(local, "write_atomic", write_atomic)
+    @contextlib.contextmanager
+    def watched(path):
+        with open_atomic(path) as file:
+            yield file
+            assert store.read(str(shard), 0, 9) == PAYLOAD[:9]  # what another thread may do at this moment
+
+    monkeypatch.setattr(local, "open_atomic", watched)
     store.write(str(shard), b"new")
     assert store.read(str(shard), 0, store.open(str(shard)).size) == b"new"
 
@@ -310,6 +315,22 @@ def test_near_ranges_are_read_together_without_a_map(shard, monkeypatch):
     answers = LocalStore(mmap=False).read_many(str(shard), [*offsets, 200_000, 10**9], [500] * 100 + [7, 0])
     assert answers == [PAYLOAD[offset : offset + 500] for offset in offsets] + [PAYLOAD[200_000:200_007], b""]
     assert sorted(lengths) == [7, 99_500]
+
+
+def test_merged_reads_without_a_map_keep_to_a_limit_and_a_long_range_stays_whole(shard, monkeypatch):
+    lengths = _watch_pread(monkeypatch)
+    monkeypatch.setattr(local, "_LIMIT", 10_000)
+    offsets = [*range(0, 50_000, 1000), 100_000, 150_000]
+    sizes = [500] * 50 + [90_000, 10]
+    answers = LocalStore(mmap=False).read_many(str(shard), offsets[::-1], sizes[::-1])
+    assert answers[::-1] == [PAYLOAD[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]
+    assert sorted(lengths) == [9500] * 5 + [90_000]
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+def test_an_empty_range_may_lie_where_no_offset_reaches(shard, mmap):
+    reader = LocalStore(mmap=mmap).open(str(shard))
+    assert reader.read_many([2**70, 5], [0, 3]) == [b"", PAYLOAD[5:8]]
 
 
 def test_an_empty_range_reads_nothing(shard, monkeypatch):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow.compute as pc
 
-from shardset.dataset.dataset import Dataset, discover_dataset
+from shardset.dataset.opening import discover_dataset
 from shardset.errors import MissingFieldError, SampleError
 from shardset.policy import Policy
 from shardset.storage.local import local_path
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from rich.status import Status
 
+    from shardset.dataset.dataset import Dataset
     from shardset.dataset.sample import Sample
 
 _KEYS_COMPARED: Final = 10_000

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shardset.errors import LimitError, MissingFieldError
+from shardset.errors import LimitError, MissingFieldError, without_secrets
 from shardset.formats.naming import base_plus_ext
 
 from .address import no_such_key, open_source, sample_number, split_address
@@ -42,7 +42,7 @@ def command(address: str, *, force: bool) -> None:
     """
     source, fragment = split_address(address)
     if not fragment:
-        raise MisuseError(f"{address} names no payload", "shardset cat SOURCE#KEY.FIELD")
+        raise MisuseError(f"{without_secrets(address)} names no payload", "shardset cat SOURCE#KEY.FIELD")
     payload = find_payload(open_source(source), fragment)
     if sys.stdout.isatty() and not force and not is_plain_text(payload):
         raise MisuseError(

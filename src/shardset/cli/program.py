@@ -29,6 +29,7 @@ COMMANDS: Final = {
     "show": "Show one sample, or one shard, with offsets and findings.",
     "cat": "Write one payload to standard output, byte for byte.",
     "stats": "Count samples, fields, sizes, captions and shapes.",
+    "cache": "Look at cached shards, clear them, or check them.",
     "completion": "Print the completion script of a shell.",
 }
 

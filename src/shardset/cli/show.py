@@ -10,6 +10,7 @@ import click
 import numpy as np
 import pyarrow as pa
 
+from shardset.errors import without_secrets
 from shardset.formats.geometry import parse_geometry, sniff_kind
 from shardset.formats.tar import Kind
 from shardset.index.build import scan_reader
@@ -63,8 +64,8 @@ def command(address: str, *, as_json: bool) -> None:
         return
     if not is_one_shard(dataset, source):
         raise MisuseError(
-            f"{source} is {counted(dataset.num_shards, 'shard')}, and show takes one shard or one sample",
-            f"shardset ls {quote(source)}",
+            f"{without_secrets(source)} is {counted(dataset.num_shards, 'shard')}; show takes one shard or one sample",
+            f"shardset ls {quote(without_secrets(source))}",
         )
     if as_json:
         click.echo(dump_json(shard_document(dataset)))

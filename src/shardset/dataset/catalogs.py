@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from shardset.errors import IndexFileError, NotFoundError, ShardsetError, StorageError
+from shardset.errors import IndexFileError, NotFoundError, ShardsetError, StorageError, without_secrets
+from shardset.files import cache_root
 from shardset.formats.faults import Fault
 from shardset.index.build import build_index, fits_headers, settle_faults
 from shardset.index.catalog import Catalog, Manifest, open_catalog
@@ -22,9 +22,11 @@ from shardset.index.catalog_writer import row_from_catalog, shard_row, split_gro
 from shardset.index.sidecar import parse_sidecar, sidecar_path
 from shardset.policy import Place, Policy, Report
 from shardset.storage.local import local_path
-from shardset.storage.store import url_join, url_scheme
+from shardset.storage.store import UNKNOWN, is_remote, url_join, url_scheme
+from shardset.storage.threads import map_in_threads
 
 from .files import check_reader
+from .learned import load_learned, save_learned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -61,18 +63,6 @@ class IndexOptions:
         return sidecar_path(shard.url) if self.metadata is None else url_join(self.metadata, f"{shard.name}.json")
 
 
-def cache_root() -> Path:
-    """Return the folder for catalogs made on the way: ``$SHARDSET_CACHE``, else below the user's cache folder."""
-    chosen = os.environ.get("SHARDSET_CACHE")
-    if chosen:
-        return Path(chosen)
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "shardset" / "cache"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "shardset"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardset"
-
-
 def catalog_beside(found: Found) -> Path | None:
     """Return where the catalog beside the shards would be, or None if the shards are not on this machine's disks."""
     if url_scheme(found.root) not in {"", "file"}:
@@ -87,7 +77,7 @@ def catalog_in_cache(found: Found, options: IndexOptions) -> Path:
     """
     root = os.path.abspath(local_path(found.root)) if url_scheme(found.root) in {"", "file"} else found.root  # noqa: PTH100 - links stay as named
     names = [] if found.is_folder else [shard.name for shard in found.shards]
-    listed = "\n".join([root, options.metadata or "", *names])
+    listed = "\n".join([root, without_secrets(options.metadata or ""), *names])
     return cache_root() / "catalogs" / hashlib.sha256(listed.encode("utf-8", "surrogateescape")).hexdigest()[:24]
 
 
@@ -140,6 +130,7 @@ def is_fresh(catalog: Catalog, shards: Sequence[ShardSource]) -> bool:
     may_have_moved = catalog.manifest.base is None
     return all(
         entry.size == shard.info.size
+        and shard.info.identity != UNKNOWN
         and entry.identity == shard.info.identity
         and entry.name == shard.name
         and not (may_have_moved and entry.url != _whole_url(shard.url))
@@ -175,24 +166,22 @@ def _distrust(folder: Path, error: Exception, report: Report | None) -> None:
 
 def build_catalog(
     found: Found,
-    store: Store,
     folder: Path,
+    load: Callable[[ShardSource], ShardIndex],
     *,
     options: IndexOptions,
     policy: Policy,
     report: Report,
-    progress: Callable[[int], None] | None = None,
 ) -> Catalog:
     """Index all shards of a dataset, as far as no catalog knows them yet, and write the catalog into `folder`.
 
     Args:
         found: The shards.
-        store: Where they live.
         folder: The catalog's folder; made if missing.
-        options: What to read beyond headers.
+        load: Gives the index of a shard; called from several threads.
+        options: What the indexes hold.
         policy: What to do about damaged shards.
-        report: Counts faults.
-        progress: Called with the number of shards done.
+        report: Counts faults of shards that another catalog knows.
 
     Raises:
         FormatError: A shard is damaged, and the policy says to raise.
@@ -200,17 +189,16 @@ def build_catalog(
     """
     known = known_rows(reversed(_folders(found, options)), options, None)  # find_catalog has told what is wrong
 
+    def row_of(shard: ShardSource) -> ShardRow:
+        row = known(shard)
+        if row is None:
+            return shard_row(load(shard), url=shard.url, name=shard.name, identity=shard.info.identity)
+        settle_row(row, policy, report)
+        return row
+
     def rows() -> Iterable[ShardRow]:
-        for done, shard in enumerate(found.shards):
-            row = known(shard)
-            if row is None:
-                index = load_index(shard, store, options=options, policy=policy, report=report)
-                row = shard_row(index, url=shard.url, name=shard.name, identity=shard.info.identity)
-            else:
-                settle_row(row, policy, report)
-            yield row
-            if progress is not None:
-                progress(done + 1)
+        # What is near keeps the processor busy; what is elsewhere lets it wait, so several are asked at once.
+        yield from (map_in_threads if is_remote(found.shards[0].url) else map)(row_of, found.shards)
 
     return write_catalog(folder, rows(), options=options, root=None)
 
@@ -241,7 +229,7 @@ def known_rows(
 
     def look_up(shard: ShardSource) -> ShardRow | None:
         place = places.get((shard.name, shard.info.size, shard.info.identity))
-        if place is None:
+        if place is None or shard.info.identity == UNKNOWN:
             return None
         return replace(row_from_catalog(*place), url=shard.url)
 
@@ -296,21 +284,45 @@ def _relative(row: ShardRow, root: str | None) -> ShardRow:
 
 
 def _whole_url(url: str) -> str:
-    return url if url_scheme(url) else str(Path(url).absolute())
+    """Return a url as a catalog keeps it: a path from the root on, and nothing that lets anybody in."""
+    return without_secrets(url) if url_scheme(url) else str(Path(url).absolute())
 
 
 def load_index(
-    shard: ShardSource, store: Store, *, options: IndexOptions, policy: Policy, report: Report
+    shard: ShardSource,
+    store: Store,
+    *,
+    options: IndexOptions,
+    policy: Policy,
+    report: Report,
+    sidecars: Store | None = None,
+    is_here: bool = False,
 ) -> ShardIndex:
     """Return the index of one shard: from its sidecar index if that is good, else from its headers.
+
+    What was read from the headers of a shard elsewhere is kept in the user's cache, and taken from there next time.
+
+    Args:
+        shard: The shard.
+        store: Where it is read.
+        options: What to read beyond headers.
+        policy: What to do about damage.
+        report: Counts faults.
+        sidecars: Where its sidecar index is read; by default `store`.
+        is_here: The shard is cached. Then an index that was learned of it comes before asking for a sidecar index, so
+            that no network is needed.
 
     Raises:
         ChangedError: The shard is no longer what `shard` says.
         FormatError: It is damaged, and the policy says to raise.
         StorageError: It cannot be read.
     """
-    sidecar = load_sidecar(shard, store, url=options.sidecar_url(shard), report=report)
-    reader = check_reader(store.open(shard.url), shard.info.size, shard.info.identity)
+    learned = load_learned(shard.info, captions=options.captions, geometry=options.geometry) if is_here else None
+    if learned is not None:
+        settle_faults(learned.faults, shard.url, policy, report)
+        return learned
+    sidecar = load_sidecar(shard, sidecars or store, url=options.sidecar_url(shard), report=report)
+    reader = check_reader(store.open(shard.url, shard.info), shard.info.size, shard.info.identity)
     if sidecar is not None and not fits_headers(sidecar.index, reader):
         what = "the index is stale: headers of the shard are not where it says"
         _leave_aside(shard, IndexFileError(what, path=options.sidecar_url(shard), hint="index the shard again"), report)
@@ -320,7 +332,15 @@ def load_index(
         if not lacks_geometry and not lacks_captions:
             settle_faults(sidecar.index.faults, shard.url, policy, report)
             return sidecar.index
-    return build_index(reader, captions=options.captions, geometry=options.geometry, policy=policy, report=report)
+    if not is_remote(shard.url):
+        return build_index(reader, captions=options.captions, geometry=options.geometry, policy=policy, report=report)
+    learned = load_learned(shard.info, captions=options.captions, geometry=options.geometry)
+    if learned is not None:
+        settle_faults(learned.faults, shard.url, policy, report)
+        return learned
+    index = build_index(reader, captions=options.captions, geometry=options.geometry, policy=policy, report=report)
+    save_learned(shard.info, index, captions=options.captions, geometry=options.geometry)
+    return index
 
 
 def load_sidecar(shard: ShardSource, store: Store, *, url: str, report: Report) -> Sidecar | None:

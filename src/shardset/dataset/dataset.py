@@ -3,97 +3,46 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections import OrderedDict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, overload
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, overload
 
-import numpy as np
-
-from shardset.errors import MissingFieldError, StateError
+from shardset.errors import MissingFieldError, StateError, without_secrets
 from shardset.index.build import settle_faults
 from shardset.index.catalog import Catalog, ShardEntry, open_catalog
 from shardset.index.records import SampleRecord, join_tables, read_record, read_records
-from shardset.policy import Policy, Report
-from shardset.storage.store import ObjectInfo, open_store, url_scheme
+from shardset.storage.threads import map_ahead
 
-from .catalogs import IndexOptions, build_catalog, catalog_in_cache, find_catalog, load_index
-from .discover import Found, ShardSource, find_shards
-from .files import ShardFiles, ShardReader, check_reader
-from .reading import BatchReader, by_group
+from .catalogs import IndexOptions, build_catalog, catalog_in_cache, find_catalog
+from .reading import BatchReader, by_group, split_chunks
 from .sample import Sample
+from .shards import Shards
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    import numpy as np
     import pyarrow as pa
     from numpy.typing import NDArray
 
     from shardset.formats.faults import Fault
-    from shardset.index.table import ShardIndex
-    from shardset.storage.store import Reader, Store
+    from shardset.index.catalog import Group
+    from shardset.policy import Policy, Report
+    from shardset.storage.cache import CachedStore
+    from shardset.storage.store import Store
 
-    from .discover import Source
+    from .discover import Found
 
 logger = logging.getLogger(__name__)
 
-_FILES_KEPT: Final = 64
-_READERS_KEPT: Final = 128
-_CHUNK: Final = 256
+_CHUNKS_AHEAD: Final = 6
 
 
-def discover_dataset(
-    source: Source,
-    *,
-    subfolder: str | None = None,
-    metadata: str | os.PathLike[str] | None = None,
-    store: Store | None = None,
-    policy: Policy | None = None,
-) -> Dataset:
-    """Find the shards that `source` names, and make them a dataset. Reads no shard yet.
-
-    Args:
-        source: A folder (searched at any depth), a shard, a glob, a brace pattern, or a list of these.
-        subfolder: Look only below this folder of `source`.
-        metadata: Folder of the sidecar indexes, laid out like the shards; by default they stand beside their shards.
-        store: Where the source lives; by default the place that its scheme names.
-        policy: What to do about damaged shards; by default they raise.
-
-    Raises:
-        NotFoundError: A name leads nowhere, or no shard was found.
-        StorageError: Looking failed.
-    """
-    report = Report()
-    found = find_shards(source, subfolder=subfolder, store=store, report=report)
-    folder = None if metadata is None else os.fspath(metadata)
-    if folder is not None and not url_scheme(folder):
-        folder = str(Path(folder).absolute())
-    options = IndexOptions(metadata=folder)
-    return Dataset(found, store or open_store(found.shards[0].url), options=options, policy=policy, report=report)
-
-
-def open_dataset(
-    catalog: str | os.PathLike[str], *, store: Store | None = None, policy: Policy | None = None
-) -> Dataset:
-    """Open a dataset by its catalog alone, without looking for its shards. They are looked at when they are read.
-
-    Raises:
-        FileNotFoundError: There is no catalog in that folder.
-        IndexFileError: The catalog is malformed, or of another version.
-    """
-    opened = open_catalog(Path(catalog))
-    if store is None:
-        store = open_store(opened.shard(0).url if opened.num_shards else str(catalog))
-    return Dataset(None, store, catalog=opened, policy=policy)
-
-
-class Dataset:
+class Dataset(Shards):
     """Shards under one numbering of samples. Made by `discover_dataset` and `open_dataset`.
 
     ``len(ds)`` counts samples, ``ds[i]`` gives one, iteration gives all in order: shards in order, samples in archive
-    order. The first of these that is asked for opens the dataset's catalog, or makes it in the user's cache folder. The
-    methods that end in ``_in_shard``, `open_shard` and the like count as webshart does: files in path order, sidecars
-    apart; they read the index of one shard alone.
+    order. The first of these that is asked for opens the dataset's catalog, or makes it in the user's cache folder.
+    What is about single shards comes from `Shards`, and counts as webshart does.
 
     Threads may share a dataset. Handed to another process, it is the path of its catalog.
 
@@ -112,28 +61,11 @@ class Dataset:
         report: Report | None = None,
         catalog: Catalog | None = None,
     ) -> None:
-        self._found = found
-        self._store = store
-        self._options = options or IndexOptions()
-        self.policy = policy or Policy()
-        self.report = Report() if report is None else report
-        self._catalog = catalog
+        super().__init__(found, store, options=options, policy=policy, report=report, catalog=catalog)
         # The samples of the group that was looked into last, which is most often the one looked into next.
         self._span: tuple[int, int, Any, int] = (0, 0, None, 0)
-        self._readers: dict[int, Reader] = {}
-        self._files: OrderedDict[int, ShardFiles] = OrderedDict()
         if catalog is not None:
             self._settle_damage(catalog)
-
-    @property
-    def name(self) -> str:
-        """The source, as it was given; the catalog's folder if it was opened by that."""
-        return self._found.name if self._found is not None else str(self.catalog.folder)
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether the shards are elsewhere than on this machine's disks or in its memory."""
-        return url_scheme(self.shard_url(0)) not in {"", "file", "memory"}
 
     @property
     def catalog(self) -> Catalog:
@@ -151,7 +83,12 @@ class Dataset:
                 folder = catalog_in_cache(found, self._options)
                 logger.info("indexing %d shards into %s", len(found.shards), folder)
                 catalog = build_catalog(
-                    found, self._store, folder, options=self._options, policy=self.policy, report=self.report
+                    found,
+                    folder,
+                    self._load_index,
+                    options=self._options,
+                    policy=self.policy,
+                    report=self.report,
                 )
             else:
                 self._settle_damage(catalog)
@@ -165,11 +102,6 @@ class Dataset:
         for shard_index, fault in catalog.faults():
             if fault.is_error or fault.code in self.policy.codes:
                 settle_faults((fault,), catalog.shard(shard_index).url, self.policy, self.report)
-
-    @property
-    def num_shards(self) -> int:
-        """How many shards there are."""
-        return self.catalog.num_shards if self._found is None else len(self._found.shards)
 
     @property
     def total_files(self) -> int:
@@ -204,7 +136,12 @@ class Dataset:
     def __reduce__(self) -> tuple[Any, ...]:
         folder = self.catalog.folder.absolute()
         tokens = tuple(group.samples for group in self.catalog.manifest.groups)
-        return _reopen, (str(folder), tokens, self._store, self._options, self.policy)
+        # A catalog keeps no signatures of urls; the process that gets the dataset needs them.
+        found = self._found
+        if found is not None and all(without_secrets(shard.url) == shard.url for shard in found.shards):
+            found = None
+        sent = _Sent(str(folder), tokens, found, self._store, self._options, self.policy, self._cache, self._sidecars)
+        return _reopen, (sent,)
 
     @overload
     def __getitem__(self, index: int) -> Sample: ...
@@ -250,7 +187,7 @@ class Dataset:
         Raises:
             MissingFieldError: There is none (it is a KeyError too).
         """
-        wanted = None if shard is None else self._shard_number(shard)
+        wanted = None if shard is None else self.shard_number(shard)
         for number in self.catalog.find(key):
             sample = self[number]
             if wanted is None or sample.shard_index == wanted:
@@ -281,13 +218,23 @@ class Dataset:
         """
         start, stop, _ = slice(start, stop).indices(len(self))
         batches = BatchReader(self, self.policy, self.report)
-        while start < stop:
-            group, row, first_shard = self.catalog.locate(start)
-            last = min(row + stop - start, group.shard_span(group.shard_at[row])[1], row + _CHUNK)
-            rows = np.arange(row, last)
-            for sample in batches.read(group, rows, first_shard, start - row, fields, copy=copy):
+
+        def read(chunk: tuple[Group, NDArray[np.int64], int, int]) -> Iterator[dict[str, Any] | None]:
+            return batches.read(*chunk, fields, copy=copy)
+
+        chunks = self._chunks(start, stop)
+        for samples in map_ahead(read, chunks, _CHUNKS_AHEAD) if self.is_remote else map(read, chunks):
+            for sample in samples:
                 if sample is not None:
                     yield sample
+
+    def _chunks(self, start: int, stop: int) -> Iterator[tuple[Group, NDArray[np.int64], int, int]]:
+        """Yield samples as `BatchReader.read` takes them: those of one group and shard, as many as are read at once."""
+        while start < stop:
+            group, row, first_shard = self.catalog.locate(start)
+            last = min(group.files.num_samples, row + stop - start)
+            for rows in split_chunks(group, row, last):
+                yield group, rows, first_shard, start - row
             start += last - row
 
     def read_samples(
@@ -337,6 +284,10 @@ class Dataset:
             lambda group, rows, shard, sample: batches.read_field(group, rows, shard, sample, field, copy=copy),
         )
 
+    def shard_entry(self, shard_index: int) -> ShardEntry:
+        """Return what the catalog says of a shard."""
+        return self.catalog.shard(shard_index)
+
     def record(self, index: int) -> SampleRecord:
         """Return what the catalog knows of a sample, without opening its shard.
 
@@ -358,140 +309,25 @@ class Dataset:
             self.catalog, indices, lambda group, rows, first_shard, _: read_records(group, rows, first_shard)
         )
 
-    def reader(self, shard_index: int) -> Reader:
-        """Return the reader of a shard.
 
-        Raises:
-            ChangedError: The shard is no longer the one that was indexed.
-            StorageError: It cannot be opened.
-        """
-        reader = self._readers.get(shard_index)
-        if reader is None:
-            if self._found is not None:  # without need of a catalog
-                self._check_shard(shard_index)
-                known: ObjectInfo | ShardEntry = self._found.shards[shard_index].info
-            else:
-                known = self.shard_entry(shard_index)
-            reader = check_reader(self._store.open(known.url), known.size, known.identity)
-            if len(self._readers) >= _READERS_KEPT:
-                self._readers.clear()
-            self._readers[shard_index] = reader
-        return reader
+class _Sent(NamedTuple):
+    """What goes to another process in place of a dataset."""
 
-    def shard_entry(self, shard_index: int) -> ShardEntry:
-        """Return what the catalog says of a shard."""
-        return self.catalog.shard(shard_index)
-
-    def shard_url(self, shard_index: int) -> str:
-        """Return the url of a shard.
-
-        Raises:
-            IndexError: There is no such shard.
-        """
-        if self._found is None:
-            self._check_shard(shard_index)
-            return self.catalog.shard(shard_index).url
-        return self._source(shard_index).url
-
-    def _source(self, shard_index: int) -> ShardSource:
-        self._check_shard(shard_index)
-        if self._found is not None:
-            return self._found.shards[shard_index]
-        entry = self.catalog.shard(shard_index)
-        return ShardSource(ObjectInfo(entry.url, entry.size, entry.identity), entry.name)
-
-    def _check_shard(self, shard_index: int) -> None:
-        if not 0 <= shard_index < self.num_shards:
-            raise IndexError(f"shard index {shard_index} out of range: {self.name} has {self.num_shards} shards")
-
-    def _shard_number(self, name: str) -> int:
-        for shard_index in range(self.num_shards):
-            known = self._found.shards[shard_index].name if self._found else self.catalog.shard(shard_index).name
-            if known == name:
-                return shard_index
-        raise ValueError(f"shard {name!r} not found in {self.name}")
-
-    def files(self, shard_index: int) -> ShardFiles:
-        """Return the files of a shard, from its sidecar index if there is a good one, else from its headers.
-
-        Raises:
-            IndexError: There is no such shard.
-            FormatError: The shard is damaged, and the policy says to raise.
-        """
-        files = self._files.get(shard_index)
-        if files is None:
-            source = self._source(shard_index)
-            files = ShardFiles(self._load_index(source), source.url)
-            self._files[shard_index] = files
-            while len(self._files) > _FILES_KEPT:
-                self._files.popitem(last=False)
-        return files
-
-    def _load_index(self, source: ShardSource) -> ShardIndex:
-        return load_index(source, self._store, options=self._options, policy=self.policy, report=self.report)
-
-    def open_shard(self, shard_index: int) -> ShardReader:
-        """Open a shard for reading its files and samples in webshart's numbering.
-
-        Raises:
-            As `files`, and StorageError.
-        """
-        return ShardReader(self.files(shard_index), self.reader(shard_index))
-
-    def list_files_in_shard(self, shard_index: int) -> list[str]:
-        """Return the name of every file in a shard, in path order, sidecars included."""
-        return ShardReader.filenames(self.open_shard(shard_index))
-
-    def list_samples_in_shard(self, shard_index: int) -> list[str]:
-        """Return the name of every file in a shard that is no sidecar, in path order."""
-        return ShardReader.sample_filenames(self.open_shard(shard_index))
-
-    def get_shard_file_count(self, shard_index: int) -> int:
-        """Return how many files a shard has, sidecars included."""
-        return self.files(shard_index).index.num_files
-
-    def get_shard_sample_count(self, shard_index: int) -> int:
-        """Return how many files a shard has that are no sidecars."""
-        return len(self.files(shard_index).sample_rows)
-
-    def get_shard_info(self, shard_index: int) -> dict[str, Any]:
-        """Return ``name, tar_path, json_path, num_files, num_samples, size`` of a shard."""
-        files, source = self.files(shard_index), self._source(shard_index)
-        return {
-            "name": source.name,
-            "tar_path": source.url,
-            "json_path": self._options.sidecar_url(source),
-            "num_files": files.index.num_files,
-            "num_samples": len(files.sample_rows),
-            "size": files.index.size,
-        }
-
-    def get_shard_by_name(self, shard_name: str) -> dict[str, Any]:
-        """Return what `get_shard_info` does for the shard of a name: its path without suffix below the source.
-
-        Raises:
-            ValueError: There is no such shard.
-        """
-        return self.get_shard_info(self._shard_number(shard_name))
-
-    def find_file_location(self, global_file_index: int) -> tuple[int, int]:
-        """Return (shard, file in the shard) of a file that is counted through all shards.
-
-        Raises:
-            IndexError: There is no such file.
-        """
-        left = global_file_index
-        for shard_index in range(self.num_shards):
-            catalog = self._catalog  # which knows the counts, if it is open
-            count = self.get_shard_file_count(shard_index) if catalog is None else catalog.shard(shard_index).num_files
-            if 0 <= left < count:
-                return shard_index, left
-            left -= count
-        raise IndexError(f"file index {global_file_index} out of range")
+    folder: str
+    tokens: tuple[str, ...]
+    found: Found | None
+    store: Store
+    options: IndexOptions
+    policy: Policy
+    cache: CachedStore | None
+    sidecars: CachedStore | None
 
 
-def _reopen(folder: str, tokens: tuple[str, ...], store: Store, options: IndexOptions, policy: Policy) -> Dataset:
-    catalog = open_catalog(Path(folder))
-    if tuple(group.samples for group in catalog.manifest.groups) != tokens:
-        raise StateError(f"the catalog {folder} was written again after the dataset was sent", hint="send it again")
-    return Dataset(None, store, options=options, catalog=catalog, policy=policy)
+def _reopen(sent: _Sent) -> Dataset:
+    catalog = open_catalog(Path(sent.folder))
+    if tuple(group.samples for group in catalog.manifest.groups) != sent.tokens:
+        what = f"the catalog {sent.folder} was written again after the dataset was sent"
+        raise StateError(what, hint="send it again")
+    dataset = Dataset(sent.found, sent.store, options=sent.options, catalog=catalog, policy=sent.policy)
+    dataset._cache, dataset._sidecars = sent.cache, sent.sidecars  # noqa: SLF001 - as they were
+    return dataset

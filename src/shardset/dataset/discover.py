@@ -1,4 +1,7 @@
-"""Find the shards that a source names: a folder, a file, a glob, a brace pattern, or a list of these."""
+"""Find the shards that a source names: a folder, a shard, a glob, a brace pattern, a list file, or a list of these.
+
+The same rules hold everywhere: on disks, web servers and in buckets.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,20 @@ import errno
 import glob
 import os
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote_to_bytes
 
-from shardset.errors import NotFoundError, StorageError
-from shardset.formats.patterns import expand_braces, has_braces, has_glob
+import orjson
+
+from shardset.errors import NotFoundError, StorageError, without_secrets
+from shardset.formats.patterns import expand_braces, glob_folder, has_braces, has_glob, matches_glob
 from shardset.policy import Place, Report
-from shardset.storage.store import ObjectInfo, Store, open_store, url_join, url_name, url_scheme
+from shardset.storage.anywhere import AnyStore
+from shardset.storage.store import ObjectInfo, Store, is_remote, split_query, url_join, url_name, url_scheme
+from shardset.storage.threads import run_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -21,7 +30,12 @@ if TYPE_CHECKING:
     Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 SHARD_SUFFIXES: Final = (".tar",)
+LIST_SUFFIXES: Final = (".txt", ".list", ".lst", ".json")
+"""Files that name shards: one on a line, or in JSON a list of them, or wids' ``{"shardlist": [{"url": ...}]}``."""
 _COMPRESSED: Final = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
+_LONGEST_LIST: Final = 256 << 20
+_DEEPEST: Final = 4
+_AT_ONCE: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +61,7 @@ class Found:
     """What a source names.
 
     Attributes:
-        name: The source as text, as it was given.
+        name: The source as text, as it was given, without what lets one in.
         root: The folder that holds all the shards; a path is made whole, so that a change of folder does no harm.
         shards: In the order given; those of a folder by the bytes of their path.
         is_folder: The shards are all that lie below `root`.
@@ -65,7 +79,8 @@ def find_shards(
     """Find the shards that `source` names.
 
     Args:
-        source: A folder (searched at any depth, links followed), a shard, a glob, a brace pattern, or a list of these.
+        source: A folder (searched at any depth, links followed), a shard, a glob, a brace pattern, a file that lists
+            any of these, or a list of these.
         subfolder: Look only below this folder of each folder named.
         store: Where the source lives; by default the place that its scheme names.
         report: Counts what looked like a shard and was left out.
@@ -79,18 +94,158 @@ def find_shards(
     sources = [os.fspath(source)] if isinstance(source, str | os.PathLike) else [os.fspath(item) for item in source]
     if not all(sources) or not sources:
         raise ValueError("the list of sources is empty" if not sources else "a source is empty")
-    name = sources[0] if len(sources) == 1 else f"{sources[0]} and {len(sources) - 1} more"
-    infos: dict[str, ObjectInfo] = {}
-    for item in sources:
-        for info in _resolve(item, subfolder, store or open_store(item), report):
-            infos.setdefault(info.url, info)
-    first = _whole(sources[0])
-    is_folder = len(sources) == 1 and first not in infos and all(url.startswith(first) for url in infos)
-    root = first if is_folder else _common_folder(list(infos))
+    name = without_secrets(sources[0])
+    if len(sources) > 1:
+        name = f"{name} and {len(sources) - 1} more"
+    search = _Search(store or AnyStore(), subfolder, report)
+    infos = {info.url: info for info in search.resolve_all(sources)}
+    first = _folder_path(_whole(sources[0]))
+    is_folder = len(sources) == 1 and sources[0] in search.folders
+    root = first if is_folder else _common_folder([_path(url) for url in infos])
     if subfolder and is_folder:
-        root = url_join(root, subfolder.strip("/"))
+        root = _path(url_join(root, subfolder.strip("/")))
     shards = tuple(ShardSource(info, _shard_name(info.url, root)) for info in infos.values())
     return Found(name, root, shards, is_folder)
+
+
+class _Search:
+    """One search: where, below which folder, and what was met on the way."""
+
+    def __init__(self, store: Store, subfolder: str | None, report: Report) -> None:
+        self.store = store
+        self.subfolder = subfolder.strip("/") if subfolder else None
+        self.report = report
+        self.folders: set[str] = set()  # the sources that are folders
+
+    def resolve_all(self, items: Sequence[str], depth: int = 0) -> Iterable[ObjectInfo]:
+        """Give the shards of many names in order; those that are elsewhere are asked about side by side."""
+        answers: dict[int, list[ObjectInfo]] = {}
+
+        def resolve(number: int) -> None:
+            answers[number] = self.resolve(items[number], depth)
+
+        if len(items) > 1 and any(map(is_remote, items)):
+            run_all([partial(resolve, number) for number in range(len(items))], _AT_ONCE)
+        else:
+            for number in range(len(items)):
+                resolve(number)
+        return [info for number in range(len(items)) for info in answers[number]]
+
+    def resolve(self, item: str, depth: int) -> list[ObjectInfo]:
+        """Give the shards that one name stands for."""
+        if has_braces(item) and not self._exists(item):
+            return list(self.resolve_all(expand_braces(item), depth))
+        if has_glob(_path(item)) and not self._exists(item):
+            if self.subfolder:
+                raise ValueError(f"{without_secrets(item)}: a subfolder is one of a folder; write it into the glob")
+            found = self._match(item)
+        else:
+            found = self._look_up(item, depth)
+        if not found:
+            left_out = "".join(
+                f"; {count} left out ({code}: {', '.join(map(str, places))})" for code, count, places in self.report
+            )
+            hint = f"shards are files that end in {', '.join(SHARD_SUFFIXES)}"
+            raise NotFoundError(f"no shards found{left_out}", url=item, hint=hint)
+        return found
+
+    def _look_up(self, item: str, depth: int) -> list[ObjectInfo]:
+        """Give a shard, those that a file lists, or those below a folder."""
+        place = _whole(item)
+        if self.subfolder:
+            place = url_join(place, self.subfolder)
+        missing = None
+        try:
+            info = self.store.info(place)
+        except NotFoundError as error:
+            if url_scheme(place) in {"", "file"} or url_name(place).lower().endswith(SHARD_SUFFIXES + LIST_SUFFIXES):
+                raise  # no folder: that is an error of another kind, or has another name
+            missing = error
+        except StorageError as error:
+            if error.errno != errno.EISDIR:
+                raise
+        else:
+            if url_name(place).lower().endswith(LIST_SUFFIXES):
+                return self._read_list(info, depth)
+            return [info]
+        try:
+            found = [info for info in self.store.list(place, self.report) if _is_shard(info, place, self.report)]
+        except NotFoundError as error:
+            raise missing or error from None
+        self.folders.add(item)
+        return found
+
+    def _read_list(self, info: ObjectInfo, depth: int) -> list[ObjectInfo]:
+        """Give the shards that a file lists; names in it are seen from its own folder."""
+        if depth >= _DEEPEST:
+            raise ValueError(f"{without_secrets(info.url)}: lists that name lists, {_DEEPEST} deep")
+        if info.size > _LONGEST_LIST:
+            raise StorageError(f"a list of shards of {info.size} bytes", url=info.url)
+        content = self.store.open(info.url, info).read(0, info.size)
+        names = _parse_list(content, is_json=url_name(info.url).lower().endswith(".json"), url=info.url)
+        folder = _folder_of(info.url)
+        if is_remote(folder):  # here, because braces become something else in a web address
+            names = [spelled for name in names for spelled in expand_braces(name)]
+        return list(self.resolve_all([_seen_from(folder, name) for name in names], depth + 1))
+
+    def _exists(self, url: str) -> bool:
+        if is_remote(url):
+            return False  # nobody names objects so, and asking takes its time
+        try:
+            self.store.info(url)
+        except NotFoundError:
+            return False
+        except (StorageError, ValueError):
+            return True
+        return True
+
+    def _match(self, pattern: str) -> list[ObjectInfo]:
+        """Give the files that a glob matches (``**`` crosses folders), sorted; the shards alone if there are any."""
+        if not url_scheme(pattern):
+            names = sorted(glob.glob(pattern, recursive=True), key=os.fsencode)  # noqa: PTH207 - paths stay as written
+            files = [_whole(name) for name in names if not Path(name).is_dir()]
+            # ``data/*`` means the shards and not the indexes beside them; shards of other names can be spelled out.
+            return [self.store.info(name) for name in [name for name in files if _has_shard_suffix(name)] or files]
+        path, query = split_query(pattern) if url_scheme(pattern) in {"http", "https"} else (pattern, "")
+        folder = glob_folder(path)
+        wanted = _decoded(path[len(folder) :].lstrip("/"), pattern)
+        start = len(_path(folder))
+        found = [
+            info
+            for info in self.store.list(folder + query, self.report)
+            if matches_glob(_decoded(_path(info.url)[start:].lstrip("/"), pattern), wanted)
+        ]
+        return [info for info in found if _has_shard_suffix(url_name(info.url))] or found
+
+
+def _parse_list(content: bytes, *, is_json: bool, url: str) -> list[str]:
+    """Return the names in a list of shards: one on each line, or JSON."""
+    if not is_json:
+        lines = (line.strip() for line in content.decode("utf-8", "surrogateescape").splitlines())
+        return [line for line in lines if line and not line.startswith("#")]
+    try:
+        value = orjson.loads(content)
+    except ValueError:
+        value = None
+    if isinstance(value, dict):
+        value = value.get("shardlist")
+    if isinstance(value, list):
+        entries = [entry.get("url") if isinstance(entry, dict) else entry for entry in value]
+        names = [name for name in entries if isinstance(name, str) and name]
+        if len(names) == len(value):
+            return names
+    raise StorageError(
+        "this JSON lists no shards",
+        url=url,
+        hint='it is a list of names, or {"shardlist": [{"url": ...}]}; a sidecar index is found by its shard',
+    )
+
+
+def _seen_from(folder: str, name: str) -> str:
+    """Return a name in a list as it is seen from the list's folder."""
+    if url_scheme(name) or name.startswith("/") or (not url_scheme(folder) and Path(name).is_absolute()):
+        return name
+    return url_join(folder, name)
 
 
 def _whole(item: str) -> str:
@@ -103,57 +258,27 @@ def _whole(item: str) -> str:
     return str(path)
 
 
-def _resolve(item: str, subfolder: str | None, store: Store, report: Report) -> Iterable[ObjectInfo]:
-    if has_braces(item) and not _exists(item, store):
-        return [info for name in expand_braces(item) for info in _resolve(name, subfolder, store, report)]
-    if has_glob(item) and not _exists(item, store):
-        if subfolder:
-            raise ValueError(f"{item}: a subfolder is one of a folder; write it into the glob")
-        found = _match(item, store)
-    else:
-        found = _look_up(_whole(item), subfolder, store, report)
-    if not found:
-        left_out = "".join(
-            f"; {count} left out ({code}: {', '.join(map(str, places))})" for code, count, places in report
-        )
-        hint = f"shards are files that end in {', '.join(SHARD_SUFFIXES)}"
-        raise NotFoundError(f"no shards found{left_out}", url=item, hint=hint)
-    return found
+def _path(url: str) -> str:
+    """Return a url without the query and the login of a web address."""
+    return without_secrets(split_query(url)[0]) if url_scheme(url) in {"http", "https"} else url
 
 
-def _look_up(item: str, subfolder: str | None, store: Store, report: Report) -> list[ObjectInfo]:
-    """Give a shard, or those below a folder."""
-    if subfolder:
-        item = url_join(item, subfolder.strip("/"))
-    try:
-        return [store.info(item)]
-    except NotFoundError:
-        if url_scheme(item) in {"", "file"}:
-            raise  # a folder is an error of another kind, so nothing stands there
-    except StorageError as error:
-        if error.errno != errno.EISDIR:
-            raise
-    return [info for info in store.list(item, report) if _is_shard(info, item, report)]
+def _folder_path(item: str) -> str:
+    path = _path(item)
+    return path.rstrip("/") if url_scheme(path) in {"http", "https"} else path
 
 
-def _exists(url: str, store: Store) -> bool:
-    try:
-        store.info(url)
-    except NotFoundError:
-        return False
-    except (StorageError, ValueError):
-        return True
-    return True
+def _folder_of(url: str) -> str:
+    """Return the folder that an object lies in."""
+    if not url_scheme(url):
+        return str(Path(url).parent)
+    path, query = split_query(url) if url_scheme(url) in {"http", "https"} else (url, "")
+    return path.rpartition("/")[0] + query
 
 
-def _match(pattern: str, store: Store) -> list[ObjectInfo]:
-    """Give the files that a glob matches (``**`` crosses folders), sorted; the shards alone if there are any."""
-    if url_scheme(pattern):
-        raise ValueError(f"{pattern}: globs are for paths; give the folder, or a brace pattern")
-    names = sorted(glob.glob(pattern, recursive=True), key=os.fsencode)  # noqa: PTH207 - paths stay as they are written
-    files = [_whole(name) for name in names if not Path(name).is_dir()]
-    # ``data/*`` is meant to find shards and not the indexes beside them; shards of any other name can be spelled out.
-    return [store.info(name) for name in [name for name in files if _has_shard_suffix(name)] or files]
+def _decoded(path: str, url: str) -> str:
+    """Return a part of a url as the names that it stands for."""
+    return os.fsdecode(unquote_to_bytes(path)) if url_scheme(url) in {"file", "http", "https"} else path
 
 
 def _has_shard_suffix(name: str) -> bool:
@@ -161,7 +286,7 @@ def _has_shard_suffix(name: str) -> bool:
 
 
 def _is_shard(info: ObjectInfo, folder: str, report: Report) -> bool:
-    path = info.url[len(folder) :]
+    path = _path(info.url)[len(_path(folder)) :]
     if any(part.startswith(".") for part in path.split("/")):
         return False  # temporary files, catalogs, and what other tools hide
     name = url_name(info.url)
@@ -180,7 +305,12 @@ def _common_folder(urls: list[str]) -> str:
 
 
 def _shard_name(url: str, root: str) -> str:
-    path = url[len(root) :].lstrip("/") if root and url.startswith(root) else url
+    whole = _path(url)
+    path = whole[len(root) :].lstrip("/") if root and whole.startswith(root) else whole
     folder, slash, name = path.rpartition("/")
     stem, dot, _ = name.rpartition(".")
-    return f"{folder}{slash}{stem if dot and stem else name}"
+    shard_name = _decoded(f"{folder}{slash}{stem if dot and stem else name}", url)
+    if url_scheme(url) and ".." in shard_name.split("/"):
+        # Indexes are written under this name in a folder of the user's choice, and must not leave it.
+        raise ValueError(f"{without_secrets(url)}: a shard's address may not have '..' among its parts")
+    return shard_name

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from shardset.errors import LimitError, MissingFieldError, SampleError, StorageError
 from shardset.policy import Place, Policy, Report, settle
+from shardset.storage.store import is_remote
+from shardset.storage.threads import run_all
 
 from .sample import Sample, SampleSource
 
@@ -17,8 +20,33 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardset.index.catalog import Catalog, Group, Layout
+    from shardset.storage.store import Reader
 
     Int64s = NDArray[np.int64]
+
+
+_SHARDS_AT_ONCE: Final = 16
+_CHUNK: Final = 256
+_CHUNK_BYTES: Final = 8 << 20
+
+
+def split_chunks(group: Group, start: int, stop: int) -> Iterator[Int64s]:
+    """Divide samples ``[start, stop)`` of a group into runs that are read at once: of one shard, some MiB at most.
+
+    A run has at least one sample, however large that is.
+    """
+    while start < stop:
+        shard_stop = min(stop, group.shard_span(group.shard_at[start])[1])
+        first = group.first_at[start]
+        sizes = np.cumsum(group.length[first : group.first_at[shard_stop]], dtype=np.int64)
+        ends = np.concatenate([[0], sizes])[group.first[start : shard_stop + 1] - first]
+        at = 0
+        while at < len(ends) - 1:
+            last = int(np.searchsorted(ends, ends[at] + _CHUNK_BYTES, side="right")) - 1
+            last = max(at + 1, min(last, at + _CHUNK))
+            yield np.arange(start + at, start + last)
+            at = last
+        start = shard_stop
 
 
 def by_group(
@@ -63,6 +91,8 @@ class BatchReader:
         self._source = source
         self._policy = policy
         self._report = report
+        # Shards elsewhere that could not be read, however often it was tried; their other samples need not try again.
+        self._lost: dict[int, StorageError] = {}
 
     def read(
         self,
@@ -103,12 +133,13 @@ class BatchReader:
                     columns = [map(memoryview.tobytes, column) for column in columns]
                 return _make_dicts(list(wanted), keys, columns)
         # Fields that differ from sample to sample, lack or occur twice, sparse files, and what cannot be read at once:
-        # one by one.
+        # one by one, but what costs a round trip each is fetched together beforehand.
+        fetched = self._fetch(group, rows, first_shard, fields)
         samples = (
             Sample(self._source, group, row, first_shard + group.shard_at[row], first_sample + row)
             for row in rows.tolist()
         )
-        return (self._read_one(sample, fields, copy=copy) for sample in samples)
+        return (self._read_one(sample, fields, fetched, copy=copy) for sample in samples)
 
     def read_field(
         self, group: Group, rows: Int64s, first_shard: int, first_sample: int, field: str, *, copy: bool
@@ -121,6 +152,34 @@ class BatchReader:
             return list(map(bytes, payloads)) if copy else payloads
         samples = self.read(group, rows, first_shard, first_sample, [field], copy=copy)
         return [sample and sample[field] for sample in samples]
+
+    def _fetch(
+        self, group: Group, rows: Int64s, first_shard: int, fields: Sequence[str] | None
+    ) -> dict[int, memoryview]:
+        """Fetch the members that samples need, by number in the group; none where single reads cost nothing.
+
+        What cannot be read is left out, so that it is met again where its sample is given, and judged there.
+        """
+        try:
+            if not len(rows) or self._source.reader(first_shard + group.shard_at[int(rows[0])]).map() is not None:
+                return {}
+        except StorageError:
+            return {}
+        members: list[int] = []
+        for row in rows.tolist():
+            first, positions = group.first_at[row], group.layouts[group.layout_at[row]].positions
+            wanted = positions.values() if fields is None else [positions.get(field, -1) for field in fields]
+            members += [first + position for position in wanted if position >= 0]
+        chosen = np.array(members, np.int64)
+        chosen = chosen[group.offset[chosen] >= 0]
+        shards = np.searchsorted(group.first, chosen, side="right") - 1
+        try:
+            views = self._read_members(
+                group, group.shard[shards], first_shard, group.offset[chosen], group.length[chosen]
+            )
+        except StorageError:
+            return {}
+        return dict(zip(chosen.tolist(), views, strict=True))
 
     def _common_layout(self, group: Group, rows: Int64s) -> Layout | None:
         """Return the layout that all the samples have, or None if they differ."""
@@ -160,7 +219,7 @@ class BatchReader:
         of_member = shards.tolist()
         readers = {shard: self._source.reader(first_shard + shard) for shard in set(of_member)}
         if len(readers) == 1:
-            return readers[of_member[0]].read_many(offsets, lengths)
+            return self._read_many(readers[of_member[0]], first_shard + of_member[0], offsets, lengths)
         maps = {shard: reader.map() for shard, reader in readers.items()}
         ends = offsets + lengths
         if None not in maps.values() and bool((ends <= group.shard_sizes[shards]).all()):
@@ -168,13 +227,31 @@ class BatchReader:
             spans = zip(of_member, offsets.tolist(), ends.tolist(), strict=True)
             return [views[shard][start:end] for shard, start, end in spans]
         answers: list[Any] = [None] * len(offsets)
-        for shard, reader in readers.items():
+
+        def read(shard: int) -> None:
             places = np.flatnonzero(shards == shard)
-            for place, view in zip(places.tolist(), reader.read_many(offsets[places], lengths[places]), strict=True):
+            views = self._read_many(readers[shard], first_shard + shard, offsets[places], lengths[places])
+            for place, view in zip(places.tolist(), views, strict=True):
                 answers[place] = view
+
+        run_all([partial(read, shard) for shard in readers], _SHARDS_AT_ONCE)
         return answers
 
-    def _read_one(self, sample: Sample, fields: Sequence[str] | None, *, copy: bool) -> dict[str, Any] | None:
+    def _read_many(self, reader: Reader, shard_index: int, offsets: Int64s, lengths: Int64s) -> list[memoryview]:
+        try:
+            return reader.read_many(offsets, lengths)
+        except StorageError as error:
+            if is_remote(reader.url):
+                self._lost[shard_index] = error
+            raise
+
+    def _read_one(
+        self, sample: Sample, fields: Sequence[str] | None, fetched: dict[int, memoryview], *, copy: bool
+    ) -> dict[str, Any] | None:
+        lost = self._lost.get(sample.shard_index)
+        if lost is not None:
+            self._settle(lost, _code(lost), sample, self._policy.on_error)
+            return None
         values: dict[str, Any] = {"__key__": sample.key}
         defaults = self._policy.defaults
         try:
@@ -182,6 +259,10 @@ class BatchReader:
                 if field not in sample and field in defaults:
                     values[field] = defaults[field]
                     self._report.add("missing_field", Place(sample.shard, key=sample.key, message=f"no {field!r}"))
+                    continue
+                view = fetched.get(sample.member(field))
+                if view is not None:
+                    values[field] = view.tobytes() if copy else view
                 else:
                     values[field] = sample[field] if copy else sample.view(field)
         except MissingFieldError as error:

@@ -11,10 +11,9 @@ from shardset.index.table import duplicate_error, reserved_error
 from shardset.ranges import ByteRange
 
 from .files import read_pieces
+from .payload_file import open_payload
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
     from shardset.index.catalog import Group, Layout, ShardEntry
     from shardset.storage.store import Reader
 
@@ -98,7 +97,7 @@ class Sample(Mapping[str, bytes]):
             DuplicateFieldError: It has it twice.
             LimitError: The member is a sparse file, which does not stand in one piece.
         """
-        member = self._member(field)
+        member = self.member(field)
         offset = self._group.offset_at[member]
         if offset < 0:
             raise LimitError(
@@ -125,7 +124,7 @@ class Sample(Mapping[str, bytes]):
             offset = group.offset_at[member]
             if offset >= 0:
                 return self._source.reader(self.shard_index).read(offset, group.length_at[member])
-        return self._read_sparse(self._member(field))
+        return self._read_sparse(self.member(field))
 
     def view(self, field: str) -> memoryview:
         """Give a payload without a copy, where its store can.
@@ -136,7 +135,7 @@ class Sample(Mapping[str, bytes]):
         Raises:
             As ``sample[field]``.
         """
-        member = self._member(field)
+        member = self.member(field)
         offset = self._group.offset_at[member]
         if offset < 0:
             return memoryview(self._read_sparse(member))
@@ -145,15 +144,17 @@ class Sample(Mapping[str, bytes]):
     def open(self, field: str) -> BinaryIO:
         """Open a payload as a seekable binary file that reads from the shard what is asked of it.
 
+        Where the shard is elsewhere, what is read in order is fetched in ever larger pieces, so that a video decoder
+        that looks at the end of the file first, and then goes through some of it, fetches little else.
+
         Raises:
             As ``sample[field]``.
         """
-        member = self._member(field)
+        member = self.member(field)
         offset = self._group.offset_at[member]
         if offset < 0:
             return io.BytesIO(self._read_sparse(member))
-        raw = PayloadFile(self._source.reader(self.shard_index), offset, self._group.length_at[member])
-        return io.BufferedReader(raw)
+        return open_payload(self._source.reader(self.shard_index), offset, self._group.length_at[member])
 
     def read(self) -> dict[str, bytes]:
         """Read all payloads.
@@ -187,8 +188,13 @@ class Sample(Mapping[str, bytes]):
     def __repr__(self) -> str:
         return f"Sample({self.key!r}, fields={list(self.fields)}, shard={self.shard!r})"
 
-    def _member(self, field: str) -> int:
-        """Return the row of a field's member in the group."""
+    def member(self, field: str) -> int:
+        """Return the row of a field's member among the members of its group.
+
+        Raises:
+            MissingFieldError: The sample has no such field.
+            DuplicateFieldError: It has it twice.
+        """
         group = self._group
         layout = group.layouts[group.layout_at[self._row]]
         position = layout.positions.get(field)
@@ -216,45 +222,3 @@ class Sample(Mapping[str, bytes]):
 
 def _get_sample(source: object, sample_index: int) -> Sample:
     return cast("Sample", source[sample_index])  # type: ignore[index]
-
-
-class PayloadFile(io.RawIOBase):
-    """A payload as a raw, read-only, seekable file."""
-
-    def __init__(self, reader: Reader, offset: int, length: int) -> None:
-        super().__init__()
-        self._reader = reader
-        self._offset = offset
-        self._length = length
-        self._position = 0
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move to a position, as files do; beyond the end is allowed and reads nothing there."""
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._length}.get(whence)
-        if base is None:
-            raise ValueError(f"whence={whence}: it is 0, 1 or 2")
-        if base + offset < 0:
-            raise ValueError(f"cannot seek to {base + offset}")
-        self._position = base + offset
-        return self._position
-
-    def tell(self) -> int:
-        """Return the position."""
-        return self._position
-
-    def readinto(self, buffer: Buffer) -> int:
-        """Read into a buffer, and return how many bytes; 0 at the end."""
-        target = memoryview(buffer).cast("B")
-        count = max(0, min(len(target), self._length - self._position))
-        if count:
-            target[:count] = self._reader.read(self._offset + self._position, count)
-            self._position += count
-        return count

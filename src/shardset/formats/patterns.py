@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from itertools import product
 from math import prod
 from typing import Final, NamedTuple
@@ -105,6 +106,41 @@ def has_glob(text: str) -> bool:
     The ``?`` of an http url's query looks the same; a caller who may meet one asks about the part before it.
     """
     return _GLOB.search(text) is not None
+
+
+def glob_folder(pattern: str) -> str:
+    """Return the part of a glob that is a folder without glob characters: ``s3://b/a/*/x.tar`` lies in ``s3://b/a``."""
+    match = _GLOB.search(pattern)
+    return pattern.rpartition("/")[0] if match is None else pattern[: match.start()].rpartition("/")[0]
+
+
+def matches_glob(path: str, pattern: str) -> bool:
+    """Tell whether a glob matches a whole path, as it would in the shell.
+
+    ``*``, ``?`` and ``[...]`` stay within one part of the path, and ``**`` as a whole part stands for any number of
+    them. None of them matches a dot at the beginning of a part.
+    """
+    parts, wanted = path.split("/"), pattern.split("/")
+    # Whether the first parts of the path are matched by the patterns so far: one row a pattern, so no star goes back.
+    reached = [True] + [False] * len(parts)
+    for number, part_pattern in enumerate(wanted):
+        if part_pattern == "**":
+            following = reached[:]
+            for at, part in enumerate(parts):
+                following[at + 1] |= following[at] and not part.startswith(".")
+            if number == len(wanted) - 1:  # at the end it stands for what lies below, not for nothing
+                following = [after and not before for after, before in zip(following, reached, strict=True)]
+        else:
+            following = [False] + [
+                before and _matches_part(part, part_pattern) for before, part in zip(reached[:-1], parts, strict=True)
+            ]
+        reached = following
+    return reached[-1]
+
+
+def _matches_part(part: str, pattern: str) -> bool:
+    is_hidden = part.startswith(".") and not pattern.startswith(".")
+    return not is_hidden and fnmatchcase(part, pattern)
 
 
 def parse_numbered(name: str) -> NumberedName | None:

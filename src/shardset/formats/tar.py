@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from shardset.errors import FormatError
 
     ReadRange = Callable[[int, int], Buffer]
+    Window = Callable[[int], Buffer | None]
     Int64s = NDArray[np.int64]
 
 
@@ -100,7 +101,13 @@ class TarTable:
 
 
 def scan_tar(
-    read: ReadRange, size: int, *, is_mapped: bool = False, ignore_zeros: bool = False, careful: bool = False
+    read: ReadRange,
+    size: int,
+    *,
+    is_mapped: bool = False,
+    window: Window | None = None,
+    ignore_zeros: bool = False,
+    careful: bool = False,
 ) -> TarTable:
     """Find every member of a tar of `size` bytes.
 
@@ -108,13 +115,15 @@ def scan_tar(
         read: Gives the bytes ``[offset, offset + length)`` of the shard; never asked for bytes behind `size`.
         size: Bytes of the shard.
         is_mapped: `read` gives views of memory, so that asking for everything costs nothing.
+        window: Gives a run of whole blocks from an offset on where `read` has one at hand or reads one anyway, else
+            None. Without it windows are read where members are found to be small.
         ignore_zeros: Go on behind zero blocks, as concatenated archives need (``tar --ignore-zeros``).
         careful: Take every header one by one. Slower; the result is the same.
 
     Returns:
         The members up to the end, or up to the first error, which is then the last of `faults`. Errors of `read` pass.
     """
-    scanner = None if careful else tar_scan.HeaderScanner(read, size, is_mapped=is_mapped)
+    scanner = None if careful else tar_scan.HeaderScanner(read, size, is_mapped=is_mapped, window=window)
     walker = _Walker(read if scanner is None else scanner.read, size, ignore_zeros=ignore_zeros)
     chunks: list[tar_scan.Chunk] = []
     position = 0

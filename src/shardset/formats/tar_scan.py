@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     ReadRange = Callable[[int, int], Buffer]
+    Window = Callable[[int], Buffer | None]
     Int64s = NDArray[np.int64]
     Bools = NDArray[np.bool_]
     Bytes = NDArray[np.uint8]
@@ -96,13 +97,14 @@ class _Parsed:
 class HeaderScanner:
     """Goes through a shard in chunks of ordinary headers, and adapts to the size of its members.
 
-    With `is_mapped`, `read` gives views, and the whole shard is one window. Otherwise windows are read: large ones
-    where members are small, and where members are large the scanner stands back for the walker, which reads headers
-    alone.
+    With `is_mapped`, `read` gives views, and the whole shard is one window. Otherwise `window` says where there is one
+    and gives it; without it windows are read: large ones where members are small, and where members are large the
+    scanner stands back for the walker, which reads headers alone.
     """
 
-    def __init__(self, read: ReadRange, size: int, *, is_mapped: bool) -> None:
+    def __init__(self, read: ReadRange, size: int, *, is_mapped: bool, window: Window | None = None) -> None:
         self._read = read
+        self._offered = window
         self._size = size
         self._is_mapped = is_mapped
         self._refused = -1
@@ -130,10 +132,23 @@ class HeaderScanner:
         """Tell whether the header at `position` should be tried here, and not by the walker."""
         if position == self._refused or position % BLOCK or position + BLOCK > self._size or self._waiting:
             return False
-        return self._is_mapped or self._reads_windows()
+        return self._is_mapped or self._reads_windows() or self._is_offered(position)
 
     def _reads_windows(self) -> bool:
-        return not self._is_mapped and self._steps >= _FIRST_STEPS and self._stride <= _HOP_STRIDE
+        if self._is_mapped or self._offered is not None:
+            return False
+        return self._steps >= _FIRST_STEPS and self._stride <= _HOP_STRIDE
+
+    def _is_offered(self, position: int) -> bool:
+        """Tell whether a window holds the header at `position`, after asking for one if need be."""
+        if self._offered is None:
+            return False
+        if not self._holds(position):
+            window = self._offered(position)
+            if window is None:
+                return False
+            self._set_window(position, window)
+        return self._holds(position)
 
     def note_step(self, position: int) -> None:
         """Take note that the walker went on to `position`."""
@@ -175,12 +190,18 @@ class HeaderScanner:
         return following
 
     def _window(self, position: int) -> tuple[int, Bytes]:
-        if not self._base <= position <= self._base + len(self._view) - BLOCK:
+        if not self._holds(position):
             wanted = int(max(_FIRST_WINDOW, min(_MAX_WINDOW, self._stride * _CHUNK)))
-            self._base, length = position, min(wanted, self._size - position) // BLOCK * BLOCK
-            self._view = memoryview(self._read(position, length))
-            self._blocks = np.frombuffer(self._view, np.uint8).reshape(-1, BLOCK)
+            self._set_window(position, self._read(position, min(wanted, self._size - position) // BLOCK * BLOCK))
         return self._base, self._blocks
+
+    def _holds(self, position: int) -> bool:
+        return self._base <= position <= self._base + len(self._view) - BLOCK
+
+    def _set_window(self, position: int, window: Buffer) -> None:
+        self._base = position
+        self._view = memoryview(window)
+        self._blocks = np.frombuffer(self._view, np.uint8).reshape(-1, BLOCK)
 
     def _hop(self, position: int) -> Int64s:
         """Go from header to header by their sizes alone; nothing is checked yet but the magic."""
@@ -206,7 +227,7 @@ class HeaderScanner:
         """Find what may be headers from block `first` on, by the magic of every block in a stretch."""
         if int.from_bytes(blocks[first, 257:261], "little") != _USTA:
             return np.zeros(0, np.int64)
-        stretch = min(max(self._limit, int(self._stride * self._limit) // BLOCK), 1 << 16)
+        stretch = int(min(max(self._limit, self._stride * self._limit / BLOCK), 1 << 16))
         last = min(len(blocks), first + stretch)
         magic: NDArray[np.uint32] = np.ndarray(
             (last - first,), "<u4", blocks, offset=first * BLOCK + 257, strides=(BLOCK,)

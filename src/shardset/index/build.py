@@ -9,10 +9,13 @@ import numpy as np
 
 from shardset.formats.captions import InvalidJson, captions_from_json, captions_from_text, parse_json_sidecars
 from shardset.formats.geometry import parse_geometry
+from shardset.formats.geometry_reach import geometry_reach
 from shardset.formats.tar import TarTable, scan_tar
 from shardset.formats.tar_header import BLOCK, ZERO_BLOCK, has_valid_checksum, padded, parse_header
 from shardset.policy import Place, Policy, Report, settle
+from shardset.storage.remote import RemoteReader
 
+from .remote_scan import scan_remote
 from .table import GeometryColumns, ShardIndex, index_from_table, number_by_path
 
 if TYPE_CHECKING:
@@ -30,14 +33,21 @@ MAX_SIDECAR: Final = 10_000_000
 """Caption and metadata members above this many bytes are not read into an index (webshart's limit)."""
 _DEEPEST: Final = 500
 """Values nested deeper are not kept: not every writer of JSON could write them into an index, nor every reader read."""
-_HEAD: Final = 64 << 10
+_FIRST_HEAD: Final = 1 << 10
+_LONGEST_HEAD: Final = 256 << 10
+"""Pictures whose size or orientation stands farther on are left without it, where reading costs something."""
 _PROBES: Final = 8
-_HEADS_AT_ONCE: Final = 256
-_SIDECARS_AT_ONCE: Final = 512
+_AT_ONCE: Final = 512
+_BYTES_AT_ONCE: Final = 32 << 20
+"""Sidecars and first bytes of pictures that are read, and stand in memory, at once."""
+_GAP: Final = 8 << 10
+"""Bytes between two of them that are read along, at most, rather than asked for both apart."""
 
 
 def scan_reader(reader: Reader, *, ignore_zeros: bool = False) -> TarTable:
     """Find every member of the tar that `reader` reads. Faults are part of the result."""
+    if isinstance(reader, RemoteReader):
+        return scan_remote(reader, ignore_zeros=ignore_zeros)
     whole = reader.map()
     if whole is None:
         return scan_tar(reader.read, reader.size, ignore_zeros=ignore_zeros)
@@ -74,6 +84,8 @@ def build_index(
     table = scan_reader(reader)
     index = index_from_table(table, reader.size)
     settle_faults(index.faults, reader.url, policy, report)
+    if isinstance(reader, RemoteReader):  # for few bytes among many, which are not to be read along
+        reader = replace(reader, limits=replace(reader.limits, gap=min(_GAP, reader.limits.gap)))
     if captions:
         index = _with_captions(index, reader, report, documents=documents)
     if geometry:
@@ -95,11 +107,13 @@ def fits_headers(index: ShardIndex, reader: Reader) -> bool:
     if not len(rows):
         return False  # nothing to look at, and as little to read
     end = padded(int((index.offset + index.length).max()))
-    if end + BLOCK <= reader.size and reader.read(end, BLOCK) != ZERO_BLOCK:
-        return False
     if len(rows) > _PROBES:
         rows = rows[np.linspace(0, len(rows) - 1, _PROBES).astype(np.int64)]
-    blocks = reader.read_many(index.offset[rows] - BLOCK, np.full(len(rows), BLOCK))
+    has_end = end + BLOCK <= reader.size
+    places = np.append(index.offset[rows] - BLOCK, [end] if has_end else []).astype(np.int64)
+    blocks = reader.read_many(places, np.full(len(places), BLOCK))
+    if has_end and blocks.pop() != ZERO_BLOCK:
+        return False
     return all(
         _is_header_of(bytes(block), index.names[row], int(index.length[row]))
         for row, block in zip(rows.tolist(), blocks, strict=True)
@@ -205,8 +219,7 @@ def _iter_documents(
 ) -> Iterator[tuple[int, Any]]:
     """Yield row and value of each JSON member that is good; only some are parsed ahead, so that few stand in memory."""
     rows = _small_rows(index, json_rows, reader, report)
-    for at in range(0, len(rows), _SIDECARS_AT_ONCE):
-        some = rows[at : at + _SIDECARS_AT_ONCE]
+    for some in _iter_batches(rows, index.length[rows]):
         payloads = reader.read_many(index.offset[some], index.length[some])
         for row, payload, value in zip(some.tolist(), payloads, parse_json_sidecars(payloads), strict=True):
             error = value.error if isinstance(value, InvalidJson) else _too_deep(payload, value)
@@ -219,19 +232,32 @@ def _iter_documents(
 
 def _read_texts(index: ShardIndex, reader: Reader, text_rows: NDArray[np.int64], report: Report) -> dict[int, Captions]:
     rows = _small_rows(index, text_rows, reader, report)
-    payloads = reader.read_many(index.offset[rows], index.length[rows])
     texts = {}
-    for row, payload in zip(rows.tolist(), payloads, strict=True):
-        try:
-            found = captions_from_text(payload)
-            error = _too_deep(payload, found)
-        except ValueError as cause:
-            error = str(cause)
-        if error is None:
-            texts[row] = found
-        else:
-            report.add("bad_text_sidecar", Place(reader.url, int(index.offset[row]), index.names.text(row), error))
+    for some in _iter_batches(rows, index.length[rows]):
+        payloads = reader.read_many(index.offset[some], index.length[some])
+        for row, payload in zip(some.tolist(), payloads, strict=True):
+            try:
+                found = captions_from_text(payload)
+                error = _too_deep(payload, found)
+            except ValueError as cause:
+                error = str(cause)
+            if error is None:
+                texts[row] = found
+            else:
+                report.add("bad_text_sidecar", Place(reader.url, int(index.offset[row]), index.names.text(row), error))
     return texts
+
+
+def _iter_batches(rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """Yield runs of rows that are read at once: at least one, and no more than `_AT_ONCE` or `_BYTES_AT_ONCE`."""
+    ends = np.cumsum(lengths)
+    at = 0
+    while at < len(rows):
+        read = int(ends[at - 1]) if at else 0
+        most = int(np.searchsorted(ends, read + _BYTES_AT_ONCE, side="right"))
+        following = max(at + 1, min(at + _AT_ONCE, most))
+        yield rows[at:following]
+        at = following
 
 
 def _too_deep(payload: memoryview, value: Any) -> str | None:
@@ -255,14 +281,32 @@ def _read_geometry(index: ShardIndex, reader: Reader) -> GeometryColumns:
         np.zeros(index.num_files, np.int32), np.zeros(index.num_files, np.int32), np.zeros(index.num_files, np.uint8)
     )
     rows = np.flatnonzero((index.offset >= 0) & (index.length > 0))
-    # A map costs nothing to view whole; otherwise an image's headers stand in its first bytes.
-    lengths = index.length if reader.map() is not None else np.minimum(index.length, _HEAD)
-    for at in range(0, len(rows), _HEADS_AT_ONCE):
-        batch = rows[at : at + _HEADS_AT_ONCE]
-        payloads = reader.read_many(index.offset[batch], lengths[batch])
-        for row, payload in zip(batch.tolist(), payloads, strict=True):
-            found = parse_geometry(payload)
+    is_mapped = reader.map() is not None  # then it costs nothing to view a payload whole
+    for batch in _iter_batches(rows, np.minimum(index.length[rows], 0 if is_mapped else _LONGEST_HEAD // 4)):
+        offsets, lengths = index.offset[batch], index.length[batch]
+        heads = reader.read_many(offsets, lengths) if is_mapped else _read_heads(reader, offsets, lengths)
+        for row, head in zip(batch.tolist(), heads, strict=True):
+            found = parse_geometry(head)
             if found is not None:
                 columns.width[row], columns.height[row] = found.width, found.height
                 columns.orientation[row] = found.orientation
     return columns
+
+
+def _read_heads(reader: Reader, offsets: NDArray[np.int64], lengths: NDArray[np.int64]) -> list[memoryview]:
+    """Read as many first bytes of each payload as its geometry needs: few, and then what is missing."""
+    there = np.minimum(lengths, _FIRST_HEAD)
+    heads = reader.read_many(offsets, there)
+    left = np.arange(len(heads))
+    while len(left):
+        sizes = lengths[left].tolist()
+        reach = np.array([geometry_reach(heads[at], size) for at, size in zip(left.tolist(), sizes, strict=True)])
+        is_short = (reach > there[left]) & (reach <= _LONGEST_HEAD)
+        left, reach = left[is_short], reach[is_short]
+        # At least twice as many each time, so that no payload can ask for a little more again and again.
+        reach = np.maximum(reach, np.minimum(2 * there[left], lengths[left]))
+        rests = reader.read_many(offsets[left] + there[left], reach - there[left])
+        for at, rest in zip(left.tolist(), rests, strict=True):
+            heads[at] = memoryview(b"".join((heads[at], rest)))
+        there[left] = reach
+    return heads

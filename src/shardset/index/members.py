@@ -12,7 +12,7 @@ from shardset.errors import LimitError
 from shardset.formats.tar import Kind, TarTable, scan_tar
 from shardset.policy import Policy, Report
 from shardset.ranges import ByteRange
-from shardset.storage.store import open_store
+from shardset.storage.anywhere import open_store
 
 from .build import scan_reader, settle_faults
 from .table import RESERVED_SUFFIXES, ShardIndex, index_from_table

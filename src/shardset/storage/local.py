@@ -15,14 +15,25 @@ from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 from urllib.parse import unquote_to_bytes
 
 from shardset.errors import AccessError, ChangedError, NotFoundError, StorageError
-from shardset.files import write_atomic
+from shardset.files import open_atomic
 from shardset.policy import Place
-from shardset.ranges import ByteRange, merge_ranges
 
-from .store import ObjectInfo, Store, check_range, check_ranges, slice_view, slice_views, url_join, url_scheme
+from .planner import int64_ranges, plan_reads
+from .store import (
+    ObjectInfo,
+    Store,
+    check_expected,
+    check_range,
+    check_ranges,
+    iter_buffers,
+    slice_view,
+    slice_views,
+    url_join,
+    url_scheme,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from typing_extensions import Buffer
 
@@ -161,16 +172,12 @@ class LocalReader:
         return b"".join(pieces)
 
     def _read_merged(self, starts: list[int], ends: list[int]) -> list[memoryview]:
-        answers = [memoryview(b"")] * len(starts)
-        # Empty ranges may lie anywhere, and must not widen a read.
-        wanted = [position for position, start in enumerate(starts) if ends[position] > start]
-        ranges = [ByteRange(starts[position], ends[position] - starts[position]) for position in wanted]
-        for merged in merge_ranges(ranges, gap=_GAP, limit=_LIMIT):
-            block = memoryview(self.read(merged.offset, merged.length))
-            for member in merged.members:
-                position = wanted[member]
-                answers[position] = block[starts[position] - merged.offset : ends[position] - merged.offset]
-        return answers
+        if len(starts) == 1:
+            return [memoryview(self.read(starts[0], ends[0] - starts[0]))]
+        offsets, lengths = int64_ranges(starts, ends)
+        plan = plan_reads(offsets, lengths, gap=_GAP, most=_LIMIT)
+        blocks = list(map(self.read, plan.offsets.tolist(), plan.lengths.tolist()))
+        return plan.hand_out(blocks, lengths)
 
     def _cut(self, size: int) -> ChangedError:
         return ChangedError(
@@ -220,8 +227,9 @@ class LocalStore(Store):
             self._readers.pop(url, None)
         return info
 
-    def open(self, url: str) -> LocalReader:
+    def open(self, url: str, known: ObjectInfo | None = None) -> LocalReader:
         """Open the file or find it open, as `Store.open` says."""
+        del known
         reader = self._readers.get(url)
         if reader is None:
             return self._open(url)
@@ -246,13 +254,17 @@ class LocalStore(Store):
             else:
                 stack.extend(reversed(_list_folder(found, report)))
 
-    def write(self, url: str, data: Buffer) -> None:
+    def write(self, url: str, data: Buffer | Iterable[Buffer], *, expect: str | None = None) -> None:
         """Write the file beside its place and rename it, as `Store.write` says; missing folders are made."""
         path = Path(local_path(url))
         self._readers.pop(url, None)  # Windows does not replace a file that is open
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(path, data)
+            with open_atomic(path) as file:
+                for piece in iter_buffers(data):
+                    file.write(piece)
+                if expect is not None:
+                    check_expected(self, url, expect)
         except OSError as error:
             raise _storage_error(error, url) from error
         finally:

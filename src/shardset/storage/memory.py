@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from shardset.errors import NotFoundError
 
-from .store import ObjectInfo, Store, slice_view, slice_views, url_scheme
+from .store import ObjectInfo, Store, check_expected, iter_buffers, slice_view, slice_views, url_scheme
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from typing_extensions import Buffer
 
@@ -63,8 +63,9 @@ class MemoryStore(Store):
         content, identity = self._find(url)
         return ObjectInfo(url, len(content), identity)
 
-    def open(self, url: str) -> MemoryReader:
+    def open(self, url: str, known: ObjectInfo | None = None) -> MemoryReader:
         """Open the object as it is now, as `Store.open` says."""
+        del known
         return MemoryReader(url, *self._find(url))
 
     def list(self, url: str, report: Report | None = None) -> Iterator[ObjectInfo]:
@@ -78,7 +79,7 @@ class MemoryStore(Store):
         for name, (content, identity) in sorted(found, key=lambda pair: os.fsencode(pair[0])):
             yield ObjectInfo(name, len(content), identity)
 
-    def write(self, url: str, data: Buffer) -> None:
+    def write(self, url: str, data: Buffer | Iterable[Buffer], *, expect: str | None = None) -> None:
         """Keep a copy of `data`, as `Store.write` says.
 
         Raises:
@@ -86,7 +87,9 @@ class MemoryStore(Store):
         """
         if url_scheme(url) != "memory":
             raise ValueError(f"{url}: a MemoryStore keeps memory:// urls only")
-        content = bytes(data)
+        content = b"".join(iter_buffers(data))
+        if expect is not None:
+            check_expected(self, url, expect)
         self._objects[url] = content, hashlib.blake2b(content, digest_size=16).hexdigest()
 
     def close(self) -> None:

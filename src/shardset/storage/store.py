@@ -18,17 +18,17 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 from urllib.parse import quote, unquote_to_bytes
 
 import numpy as np
 
-from shardset.errors import StorageError
+from shardset.errors import ChangedError, NotFoundError, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import numpy.typing as npt
     from typing_extensions import Buffer
@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     # `Store` has a method called `list`, which would hide the type inside the class.
     Views: TypeAlias = list[memoryview]
 
+ABSENT: Final = ""
+"""What `Store.write` is told to expect where nothing may stand yet."""
+UNKNOWN: Final = "unknown"
+"""The identity of an object whose place tells nothing about its version. What is learned of it is not kept."""
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _NO_BYTES: Final = memoryview(b"")
 
@@ -54,11 +58,14 @@ class ObjectInfo:
         size: Its length in bytes.
         identity: A text that differs whenever the bytes differ: mtime and inode of a local file, the etag of a remote
             object. Two identities can be compared with each other and mean nothing else.
+        digest: A digest of the bytes as their place states it, ``"md5:..."`` or ``"sha256:..."`` in hex; None where it
+            states none. It tells nothing about whether two objects are the same one.
     """
 
     url: str
     size: int
     identity: str
+    digest: str | None = field(default=None, compare=False)
 
 
 class Reader(Protocol):
@@ -127,8 +134,14 @@ class Store(Protocol):
             StorageError: It is a folder, or the look-up failed.
         """
 
-    def open(self, url: str) -> Reader:
+    def open(self, url: str, known: ObjectInfo | None = None) -> Reader:
         """Open the object for any number of reads. Cheap where it has been opened lately.
+
+        Args:
+            url: The object.
+            known: What the caller knows of it already. A remote store then need not ask: the reader is for exactly that
+                version, and a read that meets another one raises `ChangedError`. A store that sees the object as it is
+                without asking anybody takes no note of it.
 
         Raises:
             As `info`.
@@ -153,11 +166,19 @@ class Store(Protocol):
             AccessError: The folder, or one below it, may not be listed.
         """
 
-    def write(self, url: str, data: Buffer) -> None:
+    def write(self, url: str, data: Buffer | Iterable[Buffer], *, expect: str | None = None) -> None:
         """Make `data` the whole content of the object. Everybody sees either what was there before or all of `data`.
+
+        Args:
+            url: The object.
+            data: Its bytes, at once or in pieces, which are taken as they are made; if making one raises, nothing is
+                written.
+            expect: The identity that the object must have for it to be written over, or `ABSENT` if there must be none.
+                Remote stores leave it to their server to see to that; local files are looked at right before.
 
         Raises:
             AccessError: It may not be written.
+            ChangedError: It is not as `expect` says.
             StorageError: Writing failed; what was there before is still there.
         """
 
@@ -173,36 +194,29 @@ class Store(Protocol):
         return self.open(url).read_many(offsets, lengths)
 
 
-def open_store(url: str) -> Store:
-    """Return a new store for the place that `url` lies in: a path, also with a drive letter, or ``file://``.
-
-    Raises:
-        ValueError: The scheme is unknown, or is ``memory``, whose objects live in one `MemoryStore` that must be
-            handed over.
-    """
-    from .local import LocalStore  # noqa: PLC0415  local.py builds on this module
-
-    scheme = url_scheme(url)
-    if scheme in ("", "file"):
-        return LocalStore()
-    if scheme == "memory":
-        raise ValueError(f"{url}: objects in memory belong to one MemoryStore; pass that store")
-    raise ValueError(f"{url}: no store for {scheme}://; known are paths, file:// and memory://")
-
-
 def url_scheme(url: str) -> str:
     """Return the scheme of a url in lower case, or ``""`` for a path; a single letter is a drive and not a scheme."""
     match = _SCHEME.match(url)
     return match[1].lower() if match else ""
 
 
+def is_remote(url: str) -> bool:
+    """Tell whether a url leads elsewhere than to this machine's disks or this process's memory."""
+    return url_scheme(url) not in {"", "file", "memory"}
+
+
 def url_join(base: str, name: str) -> str:
     """Return the url of `name` (relative, with ``/`` between its parts) below the folder `base`.
 
-    In a ``file://`` url the name is percent-encoded; elsewhere it is taken as it stands.
+    In ``file://`` and ``http(s)://`` urls the name is percent-encoded, and the query of a web address, which may be
+    what lets one in, stays at the end; elsewhere the name is taken as it stands.
     """
-    if url_scheme(base) == "file":
+    scheme = url_scheme(base)
+    if scheme in {"file", "http", "https"}:
         name = quote(os.fsencode(name))
+    if scheme in {"http", "https"}:
+        path, query = split_query(base)
+        return f"{path.rstrip('/')}/{name}{query}"
     ends = ("/", "\\") if os.name == "nt" else "/"
     return base + name if base.endswith(ends) else f"{base}/{name}"
 
@@ -212,8 +226,48 @@ def url_name(url: str) -> str:
     scheme = url_scheme(url)
     if not scheme:
         return Path(url).name
+    if scheme in {"http", "https"}:
+        url = split_query(url)[0]
     name = url.rpartition("/")[2]
-    return os.fsdecode(unquote_to_bytes(name)) if scheme == "file" else name
+    return os.fsdecode(unquote_to_bytes(name)) if scheme in {"file", "http", "https"} else name
+
+
+def split_query(url: str) -> tuple[str, str]:
+    """Split a web address before its query or fragment: ``("https://host/a.tar", "?x=1")``."""
+    at = min((place for place in (url.find("?"), url.find("#")) if place >= 0), default=len(url))
+    return url[:at], url[at:]
+
+
+def iter_buffers(data: Buffer | Iterable[Buffer]) -> Iterator[memoryview]:
+    """Yield what `Store.write` was given piece by piece, as bytes.
+
+    Raises:
+        TypeError: It is neither bytes nor pieces of bytes.
+    """
+    if isinstance(data, str):
+        raise TypeError("text is written as bytes: encode it first")
+    try:
+        whole = memoryview(data)  # type: ignore[arg-type]
+    except TypeError:
+        for piece in data:  # type: ignore[union-attr]
+            yield memoryview(piece).cast("B")
+    else:
+        yield whole.cast("B")
+
+
+def check_expected(store: Store, url: str, expect: str) -> None:
+    """Refuse to write over an object that is not as `Store.write` was told to expect.
+
+    Raises:
+        ChangedError: It has another identity, is missing, or is there though it must not be.
+    """
+    try:
+        found = store.info(url).identity
+    except NotFoundError:
+        found = ABSENT
+    if found != expect:
+        what = "it is there already" if expect == ABSENT else "it was removed" if found == ABSENT else "it was changed"
+        raise ChangedError(f"not written: {what}", url=url, hint="look at it again, then decide")
 
 
 def check_range(url: str, size: int, offset: int, length: int) -> None:

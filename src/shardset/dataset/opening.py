@@ -1,0 +1,68 @@
+"""From a source, or a catalog, to a dataset."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardset.index.catalog import open_catalog
+from shardset.policy import Policy, Report
+from shardset.storage.anywhere import AnyStore
+from shardset.storage.store import Store, url_scheme
+
+from .catalogs import IndexOptions
+from .dataset import Dataset
+from .discover import find_shards
+
+if TYPE_CHECKING:
+    from .discover import Source
+
+
+def discover_dataset(
+    source: Source,
+    *,
+    subfolder: str | None = None,
+    metadata: str | os.PathLike[str] | None = None,
+    store: Store | None = None,
+    policy: Policy | None = None,
+) -> Dataset:
+    """Find the shards that `source` names, and make them a dataset. Reads no shard yet.
+
+    Args:
+        source: A folder (searched at any depth), a shard, a glob, a brace pattern, a file that lists some of these, or
+            a list of these; on this machine's disks, a web server, or in a bucket.
+        subfolder: Look only below this folder of `source`.
+        metadata: Folder of the sidecar indexes, laid out like the shards, in any place; by default they stand beside
+            their shards.
+        store: Where the source lives; by default the place that its scheme names.
+        policy: What to do about damaged shards; by default they raise.
+
+    Raises:
+        NotFoundError: A name leads nowhere, or no shard was found.
+        StorageError: Looking failed.
+    """
+    report = Report()
+    found = find_shards(source, subfolder=subfolder, store=store, report=report)
+    folder = None if metadata is None else os.fspath(metadata)
+    if folder is not None and not url_scheme(folder):
+        folder = str(Path(folder).absolute())
+    options = IndexOptions(metadata=folder)
+    if store is None:
+        store = AnyStore()
+    elif folder is not None and url_scheme(folder) != url_scheme(found.root):
+        store = AnyStore({url_scheme(found.root): store})
+    return Dataset(found, store, options=options, policy=policy, report=report)
+
+
+def open_dataset(
+    catalog: str | os.PathLike[str], *, store: Store | None = None, policy: Policy | None = None
+) -> Dataset:
+    """Open a dataset by its catalog alone, without looking for its shards. They are looked at when they are read.
+
+    Raises:
+        FileNotFoundError: There is no catalog in that folder.
+        IndexFileError: The catalog is malformed, or of another version.
+    """
+    opened = open_catalog(Path(catalog))
+    return Dataset(None, store or AnyStore(), catalog=opened, policy=policy)

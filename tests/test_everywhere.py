@@ -1,0 +1,131 @@
+"""One script over every place: discover, index, random samples, an epoch of the loader and of the dataset.
+
+The answers must be the same, whatever the shards lie on. Slow because three servers start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+
+import pytest
+
+import shardset
+from servers.nginx import serve_nginx
+from servers.s3 import serve_s3
+from shards import make_members, private_cache, write_shard  # noqa: F401 - the fixture is autouse
+from shardset.storage import AnyStore, CloudStore, HttpStore, LocalStore
+
+pytestmark = pytest.mark.slow
+SHARDS = 5
+SAMPLES = 60
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Shards of large and small members, in folders, one with a sidecar index, one with names in PAX headers."""
+    folder = tmp_path_factory.mktemp("everywhere") / "data"
+    chooser = random.Random(9)
+    for number in range(SHARDS):
+        members = make_members(SAMPLES, prefix=f"{number}/", fields=("jpg", "json", "txt"))
+        size = 60_000 if number % 2 else 500
+        members = [
+            (
+                name,
+                chooser.randbytes(size)
+                if name.endswith("jpg")
+                else payload.encode()
+                if isinstance(payload, str)
+                else payload,
+            )
+            for name, payload in members
+        ]
+        write_shard(folder / f"sub {number % 2}" / f"train-{number:03d}.tar", members, pax=number == 3)
+    shardset.index_dataset(folder / "sub 1" / "train-001.tar", geometry=False, destination=None, workers=0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def nginx(folder):
+    with serve_nginx(folder.parent) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def bucket(folder):
+    with serve_s3() as server:
+        store = CloudStore(options=server.options)
+        name = server.make_bucket()
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and ".shardset" not in path.parts:
+                store.write(f"s3://{name}/data/{path.relative_to(folder).as_posix()}", path.read_bytes())
+        yield f"s3://{name}/data", server.options
+
+
+def script(source, store, prepare=id):
+    """What a user does with a dataset, and a digest of every answer."""
+    said = {}
+    dataset = shardset.discover_dataset(source, store=store)
+    prepare(dataset)
+    said["shards"] = [dataset.get_shard_info(number)["name"] for number in range(dataset.num_shards)]
+    said["samples"] = len(dataset)
+    said["size"] = dataset.total_size
+    said["files"] = hashlib.sha256(repr([dataset.list_files_in_shard(n) for n in range(SHARDS)]).encode()).hexdigest()
+    chooser = random.Random(4)
+    wanted = [chooser.randrange(len(dataset)) for _ in range(64)]
+    said["random"] = digest(payload for index in wanted for payload in dataset[index].read().values())
+    said["at once"] = digest(value for sample in dataset.read_samples(wanted) for value in list(sample.values())[1:])
+    said["field"] = digest(dataset.read_field(wanted, "jpg"))
+    said["file"] = digest([dataset[7].open("jpg").read(), dataset[70].open("jpg").read()])
+    said["captions"] = digest(str(dataset.record(index)).encode() for index in range(0, len(dataset), 17))
+    loader = shardset.TarDataLoader(dataset)
+    said["loader"] = digest(part for entry in loader for part in (entry.path.encode(), entry.data))
+    state = loader.load_state_dict({**loader.state_dict(), "current_shard": 2, "current_file_index": 5})
+    assert state is None
+    said["resumed"] = digest(entry.path.encode() for entry in loader)
+    said["epoch"] = digest(
+        value if isinstance(value, bytes) else value.encode()
+        for sample in dataset.iter_dicts()
+        for value in sample.values()
+    )
+    said["some fields"] = digest(sample["txt"] for sample in dataset.iter_dicts(["txt"], start=30, stop=250))
+    said["report"] = dataset.report.counts
+    return said
+
+
+def digest(parts):
+    total = hashlib.sha256()
+    for part in parts:
+        total.update(part)
+    return total.hexdigest()
+
+
+@pytest.fixture(scope="module")
+def expected(folder):
+    return script(str(folder), LocalStore())
+
+
+def test_shards_on_a_web_server_give_what_local_ones_give(nginx, expected):
+    assert script(nginx.url + "data", HttpStore()) == expected
+    assert script(nginx.url + "data/", None) == expected
+
+
+def test_shards_in_a_bucket_give_what_local_ones_give(bucket, expected):
+    url, options = bucket
+    assert script(url, CloudStore(options=options)) == expected
+    assert script(f"{url}/", AnyStore({"s3": CloudStore(options=options)})) == expected
+
+
+def test_shards_without_maps_give_what_mapped_ones_give(folder, expected):
+    assert script(str(folder), LocalStore(mmap=False)) == expected
+
+
+@pytest.mark.parametrize("block_mb", [None, 0.1])
+def test_cached_shards_give_what_local_ones_give(nginx, expected, tmp_path, block_mb):
+    def cache(dataset):
+        dataset.enable_shard_cache(tmp_path, block_mb=block_mb)
+
+    assert script(nginx.url + "data", HttpStore(), cache) == expected
+    nginx.forget()
+    assert script(nginx.url + "data", HttpStore(), cache) == expected
+    assert not [request for request in nginx.requests() if request.method == "GET" and request.uri.endswith(".tar")]
