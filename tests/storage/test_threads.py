@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 
 from shardset.storage import threads
-from shardset.storage.threads import THREADS, Jobs, look_up, pause, run_all, submit
+from shardset.storage.threads import THREADS, Jobs, look_up, map_ahead, map_in_threads, pause, run_all, submit
 
 
 @pytest.fixture
@@ -366,3 +366,80 @@ atexit.register(lambda: (threads.run_all([lambda: done.append(1)] * 4, 4), print
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=20, text=True)
     assert done.stdout == "8\n"  # at the end of the interpreter, too, though there can be no more threads then
     assert not done.stderr
+
+
+def ahead(task, items, count=4, memory=10**9, size_of=lambda _: 1):
+    return map_ahead(task, items, count, memory=memory, size_of=size_of)
+
+
+def test_results_come_in_order_while_the_next_are_under_way():
+    begun = []
+
+    def task(item):
+        begun.append(item)
+        time.sleep(0.01 * (3 - item % 3))
+        return item * item
+
+    results = ahead(task, range(20))
+    assert next(results) == 0
+    assert wait_until(lambda: len(begun) >= 4)
+    assert list(results) == [item * item for item in range(1, 20)]
+    assert sorted(begun) == list(range(20))
+
+
+def test_no_more_is_begun_than_there_is_memory_for_but_always_one():
+    begun = []
+    results = ahead(begun.append, [50, 40, 30, 200, 10], count=10, memory=100, size_of=lambda item: item)
+    next(results)
+    assert wait_until(lambda: 40 in begun and 30 in begun)
+    assert len(begun) <= 4
+    assert [*results] == [None] * 4
+    assert sorted(begun) == [10, 30, 40, 50, 200]
+
+
+@pytest.mark.parametrize("mapped", [ahead, map_in_threads])
+def test_an_error_comes_where_its_result_would_have_come(mapped):
+    def task(item):
+        if item == 3:
+            raise ValueError(item)
+        return item
+
+    results = mapped(task, range(1000))
+    assert [next(results) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(ValueError, match="3"):
+        next(results)
+    with pytest.raises(StopIteration):
+        next(results)
+
+
+@pytest.mark.parametrize("mapped", [ahead, map_in_threads])
+def test_what_nobody_takes_any_more_is_given_up(mapped):
+    begun = []
+
+    def task(item):
+        begun.append(item)
+        pause(0 if item == 0 else 60)
+
+    results = mapped(task, range(1000))
+    next(results)
+    assert wait_until(lambda: len(begun) > 2)
+    before = time.monotonic()
+    results.close()
+    assert time.monotonic() - before < 10
+    assert len(begun) <= 12
+
+
+def test_long_tasks_may_wait_for_the_pool_themselves():
+    def task(item):
+        found = []
+        run_all([partial(found.append, number) for number in range(50)], 16)
+        return item, sorted(found)
+
+    assert list(map_in_threads(task, range(30))) == [(item, list(range(50))) for item in range(30)]
+
+
+def wait_until(condition):
+    end = time.monotonic() + 10
+    while time.monotonic() < end and not condition():
+        time.sleep(0.005)
+    return condition()

@@ -31,10 +31,12 @@ if TYPE_CHECKING:
     from shardset.storage.store import Store
 
     from .discover import Found
+    from .reading import Chunk
 
 logger = logging.getLogger(__name__)
 
-_CHUNKS_AHEAD: Final = 6
+_CHUNKS_AHEAD: Final = 16
+_MEMORY_AHEAD: Final = 64 << 20
 
 
 class Dataset(Shards):
@@ -219,22 +221,27 @@ class Dataset(Shards):
         start, stop, _ = slice(start, stop).indices(len(self))
         batches = BatchReader(self, self.policy, self.report)
 
-        def read(chunk: tuple[Group, NDArray[np.int64], int, int]) -> Iterator[dict[str, Any] | None]:
-            return batches.read(*chunk, fields, copy=copy)
+        def read(chunk: tuple[Group, Chunk, int, int]) -> Iterator[dict[str, Any] | None]:
+            group, (rows, _), first_shard, first_sample = chunk
+            return batches.read(group, rows, first_shard, first_sample, fields, copy=copy)
 
         chunks = self._chunks(start, stop)
-        for samples in map_ahead(read, chunks, _CHUNKS_AHEAD) if self.is_remote else map(read, chunks):
+        for samples in (
+            map_ahead(read, chunks, _CHUNKS_AHEAD, memory=_MEMORY_AHEAD, size_of=lambda chunk: chunk[1].length)
+            if self.is_remote
+            else map(read, chunks)
+        ):
             for sample in samples:
                 if sample is not None:
                     yield sample
 
-    def _chunks(self, start: int, stop: int) -> Iterator[tuple[Group, NDArray[np.int64], int, int]]:
-        """Yield samples as `BatchReader.read` takes them: those of one group and shard, as many as are read at once."""
+    def _chunks(self, start: int, stop: int) -> Iterator[tuple[Group, Chunk, int, int]]:
+        """Yield chunks of one group and shard, with the number of its first shard and of its first sample."""
         while start < stop:
             group, row, first_shard = self.catalog.locate(start)
             last = min(group.files.num_samples, row + stop - start)
-            for rows in split_chunks(group, row, last):
-                yield group, rows, first_shard, start - row
+            for chunk in split_chunks(group, row, last, is_remote=self.is_remote):
+                yield group, chunk, first_shard, start - row
             start += last - row
 
     def read_samples(

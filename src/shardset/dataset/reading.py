@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -25,26 +25,44 @@ if TYPE_CHECKING:
     Int64s = NDArray[np.int64]
 
 
+class Chunk(NamedTuple):
+    """Samples that are read at once.
+
+    Attributes:
+        rows: Their numbers in their group.
+        length: Bytes of their payloads, and of about what lies between.
+    """
+
+    rows: Int64s
+    length: int
+
+
 _SHARDS_AT_ONCE: Final = 16
 _CHUNK: Final = 256
 _CHUNK_BYTES: Final = 8 << 20
+# Where a read costs a round trip: as much as one request brings, however many samples that is.
+_REMOTE_CHUNK: Final = 4096
+_REMOTE_CHUNK_BYTES: Final = 4 << 20
+_BETWEEN: Final = 1 << 10
+"""Bytes between two payloads, about: padding, and a header."""
 
 
-def split_chunks(group: Group, start: int, stop: int) -> Iterator[Int64s]:
+def split_chunks(group: Group, start: int, stop: int, *, is_remote: bool) -> Iterator[Chunk]:
     """Divide samples ``[start, stop)`` of a group into runs that are read at once: of one shard, some MiB at most.
 
     A run has at least one sample, however large that is.
     """
+    most, most_bytes = (_REMOTE_CHUNK, _REMOTE_CHUNK_BYTES) if is_remote else (_CHUNK, _CHUNK_BYTES)
     while start < stop:
         shard_stop = min(stop, group.shard_span(group.shard_at[start])[1])
         first = group.first_at[start]
-        sizes = np.cumsum(group.length[first : group.first_at[shard_stop]], dtype=np.int64)
+        sizes = np.cumsum(group.length[first : group.first_at[shard_stop]] + _BETWEEN, dtype=np.int64)
         ends = np.concatenate([[0], sizes])[group.first[start : shard_stop + 1] - first]
         at = 0
         while at < len(ends) - 1:
-            last = int(np.searchsorted(ends, ends[at] + _CHUNK_BYTES, side="right")) - 1
-            last = max(at + 1, min(last, at + _CHUNK))
-            yield np.arange(start + at, start + last)
+            last = int(np.searchsorted(ends, ends[at] + most_bytes, side="right")) - 1
+            last = max(at + 1, min(last, at + most))
+            yield Chunk(np.arange(start + at, start + last), int(ends[last] - ends[at]))
             at = last
         start = shard_stop
 

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, urlsplit
 
@@ -46,12 +47,17 @@ def parse_head(lines: Sequence[bytes]) -> Head:
     first = lines[0].split(None, 2)
     status = int(first[1]) if len(first) > 1 and first[1].isdigit() else 0
     headers: dict[str, str] = {}
-    for line in lines[1:]:
-        name, colon, value = line.partition(b":")
-        if colon:
-            key, text = name.strip().decode("latin-1").lower(), value.strip().decode("latin-1")
-            headers[key] = f"{headers[key]}, {text}" if key in headers else text
+    for key, text in map(_parse_line, lines[1:]):
+        headers[key] = f"{headers[key]}, {text}" if key in headers else text
+    headers.pop("", None)
     return Head(status, headers)
+
+
+@lru_cache(256)  # most lines are the same in each answer of a server
+def _parse_line(line: bytes) -> tuple[str, str]:
+    """Return name and value of a header; two empty texts for a line that is none."""
+    name, colon, value = line.partition(b":")
+    return (name.strip().decode("latin-1").lower(), value.strip().decode("latin-1")) if colon else ("", "")
 
 
 def identity_of(head: Head) -> str:

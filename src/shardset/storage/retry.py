@@ -39,6 +39,7 @@ _HINT: Final = "ask for less at once, or come back later; a shard cache asks onc
 # Not the generator that programs seed for what they draw: a retry must not change it, nor follow it.
 _random: Final = random.SystemRandom()
 
+_LIMITS: Final = frozenset({"ratelimit", "ratelimit-remaining", "x-ratelimit-remaining"})
 _SECONDS: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _COUNT: Final = re.compile(r"[0-9]{1,10}")
 # One member of a list of structured fields (RFC 9651) with its parameters, and one parameter.
@@ -197,6 +198,8 @@ class HostBudget:
 
     def _wait(self) -> float:
         """Return the seconds to wait before asking again, or 0 to begin now, which the next request is put behind."""
+        if not (self._not_before or self._paced_until):  # nobody was ever told to wait
+            return 0.0
         now = time.monotonic()
         with self._lock:
             wait = self._not_before - now
@@ -245,6 +248,8 @@ def parse_rate_limit(headers: Mapping[str, str], now: float | None = None) -> tu
         headers: Names in lower case.
         now: Seconds since 1970; None asks the clock.
     """
+    if not _LIMITS.intersection(headers):
+        return None
     found = _policies(headers.get("ratelimit", ""))
     if not found:
         for prefix in ("ratelimit", "x-ratelimit"):

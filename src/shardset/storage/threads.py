@@ -173,25 +173,64 @@ def run_all(jobs: Sequence[Callable[[], None]], at_once: int) -> None:
         errors.clear()  # they hold this frame
 
 
-def map_ahead(task: Callable[[Item], Result], items: Iterable[Item], ahead: int) -> Iterator[Result]:
-    """Do a task with each item, and give the results in order, while the next `ahead` items are already under way.
+def map_ahead(
+    task: Callable[[Item], Result], items: Iterable[Item], ahead: int, *, memory: int, size_of: Callable[[Item], int]
+) -> Iterator[Result]:
+    """Do a task with each item, and give the results in order, while the next ones are already under way.
+
+    A forked child may go on with an iterator of its parent.
+
+    Args:
+        task: Waits for bytes, most of its time.
+        items: What to do it with.
+        ahead: At most so many are under way, or done and not yet taken.
+        memory: Bytes that their results may have together before another is begun.
+        size_of: Tells the bytes of an item's result.
 
     Raises:
         Whatever a task raised, where its result would have come. What has not begun then is given up.
     """
-    call = Jobs()
-    waiting: deque[Job[Result]] = deque()
+    call, process = Jobs(), os.getpid()
+    waiting: deque[tuple[Item, int, Job[Result]]] = deque()
+    source = iter(items)
+    held = 0
+
+    def begin_more() -> None:
+        nonlocal held
+        while len(waiting) < ahead and (held < memory or not waiting):
+            for item in source:
+                size = size_of(item)
+                waiting.append((item, size, call.submit(partial(task, item))))
+                held += size
+                break
+            else:
+                return
+
+    def take() -> Result:
+        nonlocal process, held
+        if os.getpid() != process:  # the threads that have these jobs are in the parent
+            process = os.getpid()
+            begun = [(item, size) for item, size, _ in waiting]
+            waiting.clear()
+            waiting.extend((item, size, call.submit(partial(task, item))) for item, size in begun)
+        _, size, job = waiting.popleft()
+        held -= size
+        try:
+            return job.finish()
+        finally:
+            del job  # an error holds this frame, and the job holds the error
+
     try:
-        for item in items:
-            waiting.append(call.submit(partial(task, item)))
-            if len(waiting) > ahead:
-                yield waiting.popleft().finish()
+        begin_more()
         while waiting:
-            yield waiting.popleft().finish()
+            taken = [take()]
+            begin_more()
+            yield taken.pop()  # so that nothing here holds on to it meanwhile
     finally:
         call.give_up()
-        for job in waiting:
-            job.cancel()
+        if os.getpid() == process:  # in a child, the lock of a job of its parent may be held for ever
+            for _, _, job in waiting:
+                job.cancel()
 
 
 def map_in_threads(task: Callable[[Item], Result], items: Iterable[Item], at_once: int = 8) -> Iterator[Result]:
