@@ -170,7 +170,14 @@ class FaultServer:
 
     def up(self) -> None:
         """Listen again on the same port."""
-        self._listener = self._listen()
+        end = time.monotonic() + 20
+        while True:
+            try:
+                self._listener = self._listen()
+                break
+            except OSError:  # another program's connection has been given the port meanwhile
+                if time.monotonic() > end or self._stopping.wait(0.05):
+                    raise
         self._start(self._accept, self._listener)
 
     def stop(self) -> None:

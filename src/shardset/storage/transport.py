@@ -273,10 +273,12 @@ class _Exchange:
         return None
 
     def _take_body(self, piece: bytes) -> int | None:
+        if self._head is None:  # libcurl before 7.66 takes whatever comes for HTTP/0.9
+            self._error = ConnectionFault("the server answered with no HTTP", may_recover=True)
+            return -1
         try:
             sink = self._sink
             if sink is None:
-                assert self._head is not None  # noqa: S101 - libcurl gives the head first
                 sink = self._sink = self._accept(self._head)
             if sink is None or sink(piece):
                 self.is_cut = True
