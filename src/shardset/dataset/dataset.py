@@ -226,9 +226,11 @@ class Dataset(Shards):
             return batches.read(group, rows, first_shard, first_sample, fields, copy=copy)
 
         chunks = self._chunks(start, stop)
+        # What lies whole in the cache is mapped, and threads would only pass it on.
+        waits = self.is_remote and (self._cache is None or self._cache.block is not None)
         for samples in (
             map_ahead(read, chunks, _CHUNKS_AHEAD, memory=_MEMORY_AHEAD, size_of=lambda chunk: chunk[1].length)
-            if self.is_remote
+            if waits
             else map(read, chunks)
         ):
             for sample in samples:

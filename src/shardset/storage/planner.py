@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
+from weakref import finalize
 
 import numpy as np
 
@@ -32,6 +35,16 @@ if TYPE_CHECKING:
     """
 
 _NO_BYTES: Final = memoryview(b"")
+# Not shared with a forked child, who writes into its own.
+_PRIVATE: Final[dict[str, int]] = (
+    {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+)
+_HUGE: Final[int | None] = getattr(mmap, "MADV_HUGEPAGE", None)
+_LEAST_KEPT: Final = 1 << 20
+_MOST_KEPT: Final = 4 << 20
+_KEPT: Final = 16
+# Memory that nobody looks at now. No lock: each step on a list is atomic.
+_free: list[NDArray[np.uint8]] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +63,7 @@ class ReadLimits:
 
     gap: int = 128 << 10
     most: int = 4 << 20
-    at_once: int = 16
+    at_once: int = 32
     memory: int = 64 << 20
 
     def __post_init__(self) -> None:
@@ -168,8 +181,36 @@ def int64_ranges(starts: list[int], ends: list[int]) -> tuple[Int64s, Int64s]:
 
 
 def new_buffer(size: int) -> memoryview:
-    """Return a writable view of new memory, not cleared first: all of it must be written before it is handed out."""
-    return np.empty(size, np.uint8).data
+    """Return a writable view of memory, not cleared first: all of it must be written before it is handed out.
+
+    A large one may be memory that a large one before had: giving pages back to the system and getting others for each
+    read takes longer than the read. It comes free when the last view of it is gone.
+    """
+    if size < _LEAST_KEPT:
+        return np.empty(size, np.uint8).data
+    if size > _MOST_KEPT:
+        return memoryview(_map(size))
+    try:
+        memory = _free.pop()
+    except IndexError:
+        memory = np.frombuffer(_map(_MOST_KEPT), np.uint8)
+    lent = memory[:size]  # every view of it holds on to this very object
+    finalize(lent, _keep, memory).atexit = False
+    return lent.data
+
+
+def _map(size: int) -> mmap.mmap:
+    """Get memory from the system itself: what C's `malloc` gets it keeps, for each thread that asked for it."""
+    memory = mmap.mmap(-1, size, **_PRIVATE)
+    if hasattr(memory, "madvise") and _HUGE is not None:
+        with suppress(OSError):  # a wish
+            memory.madvise(_HUGE)
+    return memory
+
+
+def _keep(memory: NDArray[np.uint8]) -> None:
+    if len(_free) < _KEPT:
+        _free.append(memory)
 
 
 def read_ranges(fetch: Fetch, offsets: Int64s, lengths: Int64s, limits: ReadLimits) -> list[memoryview]:
