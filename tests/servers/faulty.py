@@ -162,22 +162,19 @@ class FaultServer:
             self._requests.clear()
 
     def down(self, seconds: float | None = None) -> None:
-        """Close the port and all connections; listen again after some seconds, or when `up` is called."""
+        """Refuse and close all connections; listen again after some seconds, or when `up` is called.
+
+        The port stays bound: were it free, some other connection of this machine would soon be given it.
+        """
         _close(self._listener)
+        self._listener = _bind(self.port)
         self._close_connections()
         if seconds is not None:
             self._start(self._up_later, seconds)
 
     def up(self) -> None:
         """Listen again on the same port."""
-        end = time.monotonic() + 20
-        while True:
-            try:
-                self._listener = self._listen()
-                break
-            except OSError:  # another program's connection has been given the port meanwhile
-                if time.monotonic() > end or self._stopping.wait(0.05):
-                    raise
+        self._listener.listen(512)
         self._start(self._accept, self._listener)
 
     def stop(self) -> None:
@@ -430,6 +427,22 @@ def _close(side: socket.socket) -> None:
     with contextlib.suppress(OSError):
         side.shutdown(socket.SHUT_RDWR)
     side.close()
+
+
+def _bind(port: int) -> socket.socket:
+    """Return a socket that holds a port and refuses connections until it listens."""
+    side = socket.socket()
+    side.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    end = time.monotonic() + 5
+    while True:
+        try:
+            side.bind(("127.0.0.1", port))
+        except OSError:  # the thread that waited on the one before has not let go of it yet
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.001)
+        else:
+            return side
 
 
 def _make_tls(folder: Path) -> tuple[Path, ssl.SSLContext]:
