@@ -12,6 +12,7 @@ from shardset.storage.cache_entry import EntryInfo, entry_name, shown_url
 from shardset.storage.cache_files import DamagedEntryError, NotCachedError
 from shardset.storage.cache_folder import CacheFolder
 from shardset.storage.store import UNKNOWN, url_name
+from shardset.storage.threads import pause
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from shardset.storage.store import ObjectInfo
 
 logger = logging.getLogger(__name__)
+
+_TRIES: Final = 100
+_WAIT: Final = 0.01
 
 LEARNED_LIMIT: Final = 10 << 30
 """Bytes that all these indexes may have together; those used least lately go first."""
@@ -55,8 +59,14 @@ def save_learned(shard: ObjectInfo, index: ShardIndex, *, captions: bool, geomet
     folder = CacheFolder(learned_folder(), LEARNED_LIMIT)
     try:
         claim = folder.claim(name)
+        for _ in range(_TRIES):
+            if claim is not None or folder.has(name):
+                break
+            # Another process is just doing the same, or only looks whether this one has died.
+            pause(_WAIT)
+            claim = folder.claim(name)
         if claim is None:
-            return  # another process is just doing the same
+            return
         part = folder.begin(claim, name, info, stated=None, let_go=lambda: None, removed=[])
         try:
             part.write(memoryview(payload))
