@@ -159,7 +159,10 @@ def line(result: Result) -> str:
 
 def conditions() -> dict[str, str]:
     """Return what the figures depend on."""
-    names = ("shardset", "numpy", "pyarrow", "orjson", "webshart", "webdataset")
+    names = (
+        *("shardset", "numpy", "pyarrow", "orjson", "pycurl", "obstore"),
+        *("webshart", "webdataset", "fsspec", "aiohttp", "s3fs"),
+    )
     return {
         "processor": _processor(),
         "cores": str(os.cpu_count()),

@@ -12,7 +12,6 @@ import errno
 import os
 import secrets
 import tempfile
-from collections import OrderedDict
 from datetime import datetime
 from functools import partial
 from importlib import import_module
@@ -23,9 +22,9 @@ from shardset.errors import AccessError, ChangedError, MissingExtraError, NotFou
 
 from . import threads
 from .planner import ReadLimits
-from .remote import RemoteReader
+from .remote import OpenReaders, RemoteReader
 from .retry import RETRY_STATUSES, Attempts, Retry
-from .store import ObjectInfo, Store, check_expected, iter_buffers, url_scheme
+from .store import UNKNOWN, ObjectInfo, Store, check_expected, iter_buffers, url_scheme
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 PREFIX: Final = "fsspec+"
 """Before a scheme: leave the url to fsspec, whatever other store there is for it."""
 
-_READERS_KEPT: Final = 4096
 _AT_ONCE: Final = 32
 _AT_ONCE_BYTES: Final = 16 << 20
 # What file systems call that which differs whenever the bytes do; where there is none, what else may tell.
@@ -77,7 +75,7 @@ class FsspecStore(Store):
         self._options = dict(options or {})
         self._retry = retry or Retry()
         self._limits = limits or ReadLimits()
-        self._readers: OrderedDict[str, RemoteReader] = OrderedDict()
+        self._readers = OpenReaders(self._ask, self._reader)
 
     def __reduce__(self) -> tuple[Callable[[], FsspecStore], tuple[()]]:
         return partial(FsspecStore, options=self._options, retry=self._retry, limits=self._limits), ()
@@ -87,25 +85,11 @@ class FsspecStore(Store):
 
     def info(self, url: str) -> ObjectInfo:
         """Ask the file system, as `Store.info` says."""
-        try:
-            info = self._ask(url)
-        except StorageError:
-            self._readers.pop(url, None)
-            raise
-        reader = self._readers.get(url)
-        if reader is None or reader.info != info:
-            self._keep(info)
-        return info
+        return self._readers.look(url)
 
     def open(self, url: str, known: ObjectInfo | None = None) -> RemoteReader:
         """Make a reader for the version that is known, or else that was seen last, as `Store.open` says."""
-        reader = self._readers.get(url)
-        if known is not None and (reader is None or reader.info != known):
-            return self._keep(known)
-        if reader is None:
-            info = self.info(url)
-            reader = self._readers.get(url) or self._keep(info)  # a read in another thread may just have dropped it
-        return reader
+        return self._readers.open(url, known)
 
     def list(self, url: str, report: Report | None = None) -> Iterator[ObjectInfo]:
         """Let the file system find everything below `url`, then give it in order, as `Store.list` says."""
@@ -137,21 +121,14 @@ class FsspecStore(Store):
             try:
                 self._call(url, partial(_hand_over, file))
             finally:
-                self._readers.pop(url, None)
+                self._readers.forget(url)
 
     def close(self) -> None:
         """Forget versions. File systems are kept by fsspec."""
         self._readers.clear()
 
-    def _keep(self, info: ObjectInfo) -> RemoteReader:
-        reader = RemoteReader(info, partial(self._fetch, info), self._limits)
-        self._readers[info.url] = reader
-        while len(self._readers) > _READERS_KEPT:
-            try:
-                self._readers.popitem(last=False)
-            except KeyError:
-                break  # other threads have emptied it meanwhile
-        return reader
+    def _reader(self, info: ObjectInfo) -> RemoteReader:
+        return RemoteReader(info, partial(self._fetch, info), self._limits)
 
     def _ask(self, url: str) -> ObjectInfo:
         def look(system: Any, path: str) -> Mapping[str, Any]:
@@ -184,10 +161,10 @@ class FsspecStore(Store):
             content = self._call(info.url, lambda system, path: system.cat_file(path, start=offset, end=end))
             now = self._ask(info.url)
         except NotFoundError:
-            self._readers.pop(info.url, None)
+            self._readers.forget(info.url)
             raise
         if now != info:
-            self._readers.pop(info.url, None)
+            self._readers.forget(info.url)
             raise ChangedError("the object changed while it was read", url=info.url, hint="open the dataset again")
         if len(content) != len(view):
             raise StorageError(f"{len(content)} bytes came where {len(view)} were asked for", url=info.url)
@@ -271,7 +248,7 @@ def _identity(about: Mapping[str, Any]) -> str:
         if about.get(name):
             return f"{name}:{about[name]}"
     told = [f"{name}:{_plainly(about[name])}" for name in _HINTS_OF_CHANGE if about.get(name) is not None]
-    return " ".join(told) or f"size:{about.get('size')}"
+    return " ".join(told) or UNKNOWN
 
 
 def _plainly(value: Any) -> str:

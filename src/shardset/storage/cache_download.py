@@ -15,6 +15,7 @@ from .cache_entry import shown_url
 from .cache_files import NotCachedError
 from .planner import read_ahead
 from .remote import RemoteReader
+from .store import UNKNOWN
 
 if TYPE_CHECKING:
     import threading
@@ -36,7 +37,7 @@ _WINDOW: Final = 8 << 20
 _FIRST_PAUSE: Final = 0.002
 _LONGEST_PAUSE: Final = 0.05
 # What stores say of an object whose place tells no version.
-_NO_IDENTITIES: Final = frozenset({"", "unknown"})
+_NO_IDENTITIES: Final = frozenset({"", UNKNOWN})
 
 
 def get_blocks(

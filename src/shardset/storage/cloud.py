@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections import OrderedDict
 from functools import lru_cache, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
@@ -19,7 +18,7 @@ from shardset.errors import ChangedError, NotFoundError, StorageError, without_s
 
 from .bucket import PART, CloudPlace, identity_of, not_written, open_bucket
 from .planner import ReadLimits
-from .remote import RemoteReader
+from .remote import OpenReaders, RemoteReader
 from .retry import Retry
 from .store import ABSENT, ObjectInfo, Store, iter_buffers, url_scheme
 
@@ -37,7 +36,6 @@ SCHEMES: Final = frozenset({"s3", "s3a", "gs", "gcs", "az", "azure", "abfs", "ab
 
 _KINDS: Final = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}
 _AZURE_HOST: Final = re.compile(r"([^@/]+)@([a-z0-9-]+)\.(?:blob|dfs)\.[^/]+")
-_READERS_KEPT: Final = 4096
 # What is written under a condition goes in one request, and so lies in memory as a whole.
 _MOST_CONDITIONAL: Final = 512 << 20
 
@@ -100,7 +98,7 @@ class CloudStore(Store):
         self._limits = limits or ReadLimits()
         # obstore's clients have threads, which a forked child has not: (process id, clients), replaced as a whole.
         self._clients: tuple[int, dict[tuple[str, ...], Bucket]] = (0, {})
-        self._readers: OrderedDict[str, RemoteReader] = OrderedDict()
+        self._readers = OpenReaders(self._ask, self._reader)
 
     def __reduce__(self) -> tuple[Callable[[], CloudStore], tuple[()]]:
         return partial(CloudStore, options=self._options, retry=self._retry, limits=self._limits), ()
@@ -110,26 +108,11 @@ class CloudStore(Store):
 
     def info(self, url: str) -> ObjectInfo:
         """Ask the service, as `Store.info` says."""
-        client, key = self._find(url)
-        try:
-            info = _info(url, client.head(url, key))
-        except StorageError:
-            self._readers.pop(url, None)
-            raise
-        reader = self._readers.get(url)
-        if reader is None or reader.info != info:
-            self._keep(info)
-        return info
+        return self._readers.look(url)
 
     def open(self, url: str, known: ObjectInfo | None = None) -> RemoteReader:
         """Make a reader for the version that is known, or else that was seen last, as `Store.open` says."""
-        reader = self._readers.get(url)
-        if known is not None and (reader is None or reader.info != known):
-            return self._keep(known)
-        if reader is None:
-            info = self.info(url)
-            reader = self._readers.get(url) or self._keep(info)  # a read in another thread may just have dropped it
-        return reader
+        return self._readers.open(url, known)
 
     def list(self, url: str, report: Report | None = None) -> Iterator[ObjectInfo]:
         """Page through the names below `url`, as `Store.list` says."""
@@ -169,29 +152,26 @@ class CloudStore(Store):
                 what = f"more than {_MOST_CONDITIONAL >> 20} MiB cannot be written under a condition"
                 raise StorageError(what, url=url)
         finally:
-            self._readers.pop(url, None)
+            self._readers.forget(url)
 
     def close(self) -> None:
         """Let go of connections, and forget versions."""
         self._clients = (0, {})
         self._readers.clear()
 
-    def _keep(self, info: ObjectInfo) -> RemoteReader:
-        reader = RemoteReader(info, partial(self._fetch, info), self._limits)
-        self._readers[info.url] = reader
-        while len(self._readers) > _READERS_KEPT:
-            try:
-                self._readers.popitem(last=False)
-            except KeyError:
-                break  # other threads have emptied it meanwhile
-        return reader
+    def _ask(self, url: str) -> ObjectInfo:
+        client, key = self._find(url)
+        return _info(url, client.head(url, key))
+
+    def _reader(self, info: ObjectInfo) -> RemoteReader:
+        return RemoteReader(info, partial(self._fetch, info), self._limits)
 
     def _fetch(self, info: ObjectInfo, offset: int, view: memoryview) -> None:
         client, key = self._find(info.url)
         try:
             client.fetch(info, key, offset, view)
         except (ChangedError, NotFoundError):
-            self._readers.pop(info.url, None)
+            self._readers.forget(info.url)
             raise
 
     def _find(self, url: str, purpose: Purpose = "read", *, folder: bool = False) -> tuple[Bucket, str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections import OrderedDict
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Final, NoReturn
@@ -21,7 +20,7 @@ from .answers import check_full, check_partial, digest_of, identity_of, is_encod
 from .client import WebClient
 from .listing import parse_listing
 from .planner import ReadLimits
-from .remote import RemoteReader
+from .remote import OpenReaders, RemoteReader
 from .retry import Retry
 from .store import ObjectInfo, Store, split_query, url_join, url_name
 from .threads import run_all
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_READERS_KEPT: Final = 4096
 _MOST_LISTING: Final = 32 << 20
 _MOST_FOLDERS: Final = 100_000
 _DEEPEST: Final = 64
@@ -81,8 +79,7 @@ class HttpStore(Store):
         self._limits = limits or ReadLimits()
         self._allow_full_downloads = allow_full_downloads
         self._client = WebClient(self._headers, self._retry)
-        # The version that each url had when it was last looked at. No lock: each step on a dict is atomic.
-        self._readers: OrderedDict[str, RemoteReader] = OrderedDict()
+        self._readers = OpenReaders(self._ask, self._reader)
 
     def __reduce__(self) -> tuple[Callable[[], HttpStore], tuple[()]]:
         made = partial(
@@ -99,26 +96,11 @@ class HttpStore(Store):
 
     def info(self, url: str) -> ObjectInfo:
         """Ask the server, as `Store.info` says: by HEAD, or for the first byte where HEAD does not tell the size."""
-        _refuse_folder(url, url)
-        try:
-            info = self._ask(url)
-        except StorageError:
-            self._readers.pop(url, None)
-            raise
-        reader = self._readers.get(url)
-        if reader is None or (reader.identity, reader.size) != (info.identity, info.size):
-            self._keep(info)
-        return info
+        return self._readers.look(url)
 
     def open(self, url: str, known: ObjectInfo | None = None) -> RemoteReader:
         """Make a reader for the version that is known, or else that was seen last, as `Store.open` says."""
-        reader = self._readers.get(url)
-        if known is not None and (reader is None or reader.info != known):
-            return self._keep(known)
-        if reader is None:
-            info = self.info(url)
-            reader = self._readers.get(url) or self._keep(info)  # another thread may have pushed it out
-        return reader
+        return self._readers.open(url, known)
 
     def list(self, url: str, report: Report | None = None) -> Iterator[ObjectInfo]:
         """Follow the folder pages of a server, as `Store.list` says, and ask it about each file.
@@ -141,17 +123,11 @@ class HttpStore(Store):
         self._client.forget()
         self._readers.clear()
 
-    def _keep(self, info: ObjectInfo) -> RemoteReader:
-        reader = RemoteReader(info, partial(self._fetch, info), self._limits, partial(self._stream, info))
-        self._readers[info.url] = reader
-        while len(self._readers) > _READERS_KEPT:
-            try:
-                self._readers.popitem(last=False)
-            except KeyError:
-                break  # other threads have emptied it meanwhile
-        return reader
+    def _reader(self, info: ObjectInfo) -> RemoteReader:
+        return RemoteReader(info, partial(self._fetch, info), self._limits, partial(self._stream, info))
 
     def _ask(self, url: str) -> ObjectInfo:
+        _refuse_folder(url, url)
         head = None
         try:
             head = self._client.send(url, "HEAD", _Nothing())
@@ -181,8 +157,14 @@ class HttpStore(Store):
         self._read(_Range(info, 0, info.size, lambda piece, _: take(memoryview(piece)), may_skip=True))
 
     def _read(self, wanted: _Range) -> None:
-        if not wanted.missing():
-            return
+        try:
+            if wanted.missing():
+                self._ask_for(wanted)
+        except (ChangedError, NotFoundError):
+            self._readers.forget(wanted.info.url)
+            raise
+
+    def _ask_for(self, wanted: _Range) -> None:
         info = wanted.info
         head = self._client.send(info.url, "GET", wanted)
         if head.status in {412, 416}:

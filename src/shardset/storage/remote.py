@@ -1,9 +1,12 @@
-"""A reader of one object that lives elsewhere: every answer is fetched, near ranges together, long ones in parts."""
+"""Readers of objects that live elsewhere: every answer is fetched, near ranges together, long ones in parts."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from shardset.errors import StorageError
 
 from .planner import ReadLimits, int64_ranges, new_buffer, read_ahead, read_ranges
 from .store import ObjectInfo, check_range, check_ranges
@@ -13,6 +16,8 @@ if TYPE_CHECKING:
 
     from .planner import Fetch
     from .store import Numbers
+
+_READERS_KEPT: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,3 +83,58 @@ class RemoteReader:
         length = max(0, self.size - offset)
         check_range(self.url, self.size, offset, length)
         return read_ahead(self.fetch, offset, length, self.limits)
+
+
+class OpenReaders:
+    """The readers that a store gave lately, by url: which version each object had when it was last looked at.
+
+    Needs no lock: each step on a dict is atomic, and two threads that do the same thing do it twice.
+
+    Args:
+        ask: Asks the place about an object, as `Store.info` does.
+        make: Makes a reader of one version.
+    """
+
+    def __init__(self, ask: Callable[[str], ObjectInfo], make: Callable[[ObjectInfo], RemoteReader]) -> None:
+        self._ask = ask
+        self._make = make
+        self._readers: OrderedDict[str, RemoteReader] = OrderedDict()
+
+    def look(self, url: str) -> ObjectInfo:
+        """Ask about an object, and let `open` give the version that is there now."""
+        try:
+            info = self._ask(url)
+        except StorageError:
+            self.forget(url)
+            raise
+        reader = self._readers.get(url)
+        if reader is None or reader.info != info:
+            self._keep(info)
+        return info
+
+    def open(self, url: str, known: ObjectInfo | None) -> RemoteReader:
+        """Give a reader of the version that is known, or else of the one that was seen last."""
+        reader = self._readers.get(url)
+        if known is not None and (reader is None or reader.info != known):
+            return self._keep(known)
+        if reader is None:
+            info = self.look(url)
+            reader = self._readers.get(url) or self._keep(info)  # another thread may just have dropped it
+        return reader
+
+    def forget(self, url: str) -> None:
+        """Forget the version of one object: it is no longer that."""
+        self._readers.pop(url, None)
+
+    def clear(self) -> None:
+        """Forget all versions."""
+        self._readers.clear()
+
+    def _keep(self, info: ObjectInfo) -> RemoteReader:
+        reader = self._readers[info.url] = self._make(info)
+        while len(self._readers) > _READERS_KEPT:
+            try:
+                self._readers.popitem(last=False)
+            except KeyError:
+                break  # other threads have emptied it meanwhile
+        return reader

@@ -163,7 +163,6 @@ class _Process:
     """What belongs to one process."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
         self.connections = _Connections()
         self.budgets: dict[str, HostBudget] = {}
         self.reached: set[str] = set()  # origins that have answered
@@ -261,6 +260,9 @@ class _Exchange:
     def _take_line(self, line: bytes) -> int | None:
         self._length += len(line)
         if self._length > _LONGEST_HEAD:
+            self._error = ConnectionFault(
+                f"the answer's head has more than {_LONGEST_HEAD >> 10} KiB", may_recover=False
+            )
             return -1
         if self._sink is not None:
             return None  # trailers
