@@ -18,9 +18,9 @@ from shardset.errors import (
     TransferError,
 )
 from shardset.storage import url_join
-from shardset.storage.adapter import FsspecStore
+from shardset.storage.adapter import FsspecStore, _identity
 from shardset.storage.retry import Retry
-from shardset.storage.store import ABSENT
+from shardset.storage.store import ABSENT, UNKNOWN
 from storage.store_suite import PAYLOAD, ReadSuite, WriteSuite, run_in_child
 
 QUICK = Retry(attempts=3, first_wait=0.01, longest_wait=0.02)
@@ -262,3 +262,9 @@ def test_a_write_that_fails_leaves_no_temporary_file(tmp_path, monkeypatch):
 
 def _fail(*_args, **_options):
     raise OSError("secret text")
+
+
+def test_a_file_system_that_tells_nothing_of_versions_gives_none():
+    assert _identity({"size": 5, "name": "a"}) == UNKNOWN
+    assert _identity({"size": 5, "mtime": 7.5}) == "mtime:7.500000"
+    assert _identity({"size": 5, "mtime": 7.5, "ETag": '"x"'}) == 'ETag:"x"'

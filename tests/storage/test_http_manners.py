@@ -400,3 +400,9 @@ def test_nginx_sends_the_bytes_asked_for_and_no_more(tmp_path):
         asked = [request for request in nginx.requests() if request.method == "GET"]
         assert len(asked) == len(offsets)
         assert sum(request.sent for request in asked) == 1000 * len(offsets)
+
+
+def test_a_head_that_does_not_end_is_refused_at_once(server, store):
+    server.add(Fault.headers({f"X-{number}": "y" * 1000 for number in range(270)}), path="/a.tar")
+    with pytest.raises(TransferError, match=r"head has more than 256 KiB \(1 attempt\)"):
+        store.info(f"{server.url}a.tar")
