@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,16 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "fuzz_count" in item.fixturenames or getattr(item.obj, "is_hypothesis_test", False):
             item.add_marker(pytest.mark.fuzz)
+
+
+@pytest.fixture(autouse=True)
+def _forget_servers():
+    """Forget what servers of a test have asked for: the next one may be given the port of one that asked to wait."""
+    yield
+    transport = sys.modules.get("shardset.storage.transport")
+    if transport is not None and transport._current is not None:
+        transport._current.budgets.clear()
+        transport._current.reached.clear()
 
 
 @pytest.fixture(scope="session")

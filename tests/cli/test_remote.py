@@ -17,6 +17,8 @@ from servers.s3 import serve_s3
 from shards import make_members, tar_bytes
 from shardset.storage import CloudStore
 
+pytestmark = pytest.mark.servers
+
 SECRETS = "?token=SECRET-1&X-Amz-Signature=SECRET-2"
 
 

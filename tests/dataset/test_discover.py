@@ -448,6 +448,7 @@ def test_a_single_shard_on_a_web_server_may_have_any_name(server):
     assert len(server.requests()) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["{000..299}.tar", "list.txt", ["list.txt", "list.txt"], "list.json"])
 def test_hundreds_of_names_are_asked_about_side_by_side(server, source):
     listed = [f"/d/{number:03d}.tar" for number in range(300)]

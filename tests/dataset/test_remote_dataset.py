@@ -35,6 +35,8 @@ from shardset.policy import Policy
 from shardset.storage import HttpStore, Retry
 from shardset.tasks import index_dataset
 
+pytestmark = pytest.mark.servers
+
 QUICK = Retry(attempts=3, first_wait=0.01, longest_wait=0.05, stall=2)
 SHARDS = 8
 SAMPLES = 6

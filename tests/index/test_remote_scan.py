@@ -26,6 +26,8 @@ from shardset.storage.planner import ReadLimits
 from shardset.storage.remote import RemoteReader
 from shardset.storage.store import ObjectInfo
 
+pytestmark = pytest.mark.servers
+
 CASES = sorted((Path(__file__).parents[1] / "data" / "tar").glob("*.tar"))
 MIB = 1 << 20
 TIME = pax((b"mtime", b"1700000000.5"))

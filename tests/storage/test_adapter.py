@@ -23,6 +23,8 @@ from shardset.storage.retry import Retry
 from shardset.storage.store import ABSENT, UNKNOWN
 from storage.store_suite import PAYLOAD, ReadSuite, WriteSuite, run_in_child
 
+pytestmark = pytest.mark.servers
+
 QUICK = Retry(attempts=3, first_wait=0.01, longest_wait=0.02)
 
 

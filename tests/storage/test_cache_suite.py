@@ -11,6 +11,8 @@ from shardset.storage.cache import CachedStore
 from storage.counting import CountingStore
 from storage.store_suite import ForkSuite, ReadSuite, WriteSuite
 
+pytestmark = pytest.mark.servers
+
 INNER = {"memory": MemoryStore, "local": LocalStore}
 
 

@@ -21,6 +21,8 @@ from shardset.storage.access import azure_access, gcs_access, s3_access
 from shardset.storage.cloud import CloudStore
 from shardset.storage.credentials import SharedCredential, private_folder
 
+pytestmark = pytest.mark.servers
+
 SECRET = "a-secret-of-the-tests"
 
 

@@ -320,6 +320,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", HOSTILE.values(), ids=HOSTILE)
 def test_the_time_that_a_hostile_page_takes_grows_no_faster_than_its_length(piece):
     def seconds(length):
