@@ -11,15 +11,16 @@ from shardset.errors import AccessError, NotFoundError, StorageError, secrets_in
 
 from . import transport
 from .answers import check_redirect, expiry_of_redirect
+from .exchange import Ask, ConnectionFault
 from .retry import RETRY_STATUSES, Attempts, asked_wait, parse_rate_limit
-from .threads import pause
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from .answers import Head
+    from .exchange import Sink
+    from .loop import Talk
     from .retry import Retry
-    from .transport import Sink
 
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _MOST_REDIRECTS: Final = 10
@@ -67,7 +68,11 @@ class WebClient:
         return self._target(url)[0]
 
     def send(self, url: str, method: str, body: Body) -> Head:
-        """Ask until nothing is missing.
+        """Carry out a `talk`, and wait for it."""
+        return transport.carry_out(self.talk(url, method, body))
+
+    def talk(self, url: str, method: str, body: Body) -> Talk[Head]:
+        """Ask until nothing is missing: the steps for `transport`.
 
         Returns:
             The head of the last answer: of status 200 or 206, or 412 or 416, which only the caller understands.
@@ -87,39 +92,39 @@ class WebClient:
             said = bytearray()
             target, is_remembered = self._target(url)
             try:
-                head, target = self._follow(url, target, method, body, said=said, attempts=attempts)
-            except transport.ConnectionFault as fault:
+                head, target = yield from self._follow(url, target, method, body, said=said, attempts=attempts)
+            except ConnectionFault as fault:
                 attempts.progress(missing - body.missing(), body.missing())
                 self._targets.pop(url, None)  # the url may lead elsewhere by now
                 # A host that was there a moment ago comes back; one that never was is most often misspelled.
                 if not fault.may_recover or (fault.is_stranger and attempts.failures + 1 >= _STRANGER_ATTEMPTS):
                     raise attempts.error(str(fault)) from None
-                pause(attempts.fail(str(fault)))
+                yield attempts.fail(str(fault))
                 continue
             if head.status in {200, 206}:
                 if not body.missing():
                     return head
                 attempts.progress(missing - body.missing(), body.missing())
                 if body.missing() == missing:
-                    pause(attempts.fail("the server sent nothing of what was asked for", status=head.status))
+                    yield attempts.fail("the server sent nothing of what was asked for", status=head.status)
             elif head.status in {412, 416}:
                 return head
             elif head.status in {401, 403, 404, 410} and is_remembered and not renewed:
                 self._targets.pop(url, None)  # a signed address that has expired; the url leads to a new one
                 renewed = True
             elif head.status in RETRY_STATUSES:
-                self._wait(target, head, self._quote(said, url, target), attempts)
+                yield self._wait(target, head, self._quote(said, url, target), attempts)
             else:
                 raise _refusal(url, head, self._quote(said, url, target), attempts)
 
-    def _wait(self, target: str, head: Head, said: str, attempts: Attempts) -> None:
-        """Wait as the server asks; if it asks, every other request to it waits too."""
+    def _wait(self, target: str, head: Head, said: str, attempts: Attempts) -> float:
+        """Return the seconds to wait; if the server asks for it, every other request to it waits too."""
         asked = asked_wait(head.status, head.headers, time.time())
         wait = attempts.fail(f"the server cannot answer now{said}", status=head.status, asked=asked)
-        if asked:
-            transport.budget(target).hold(wait)
-        else:
-            pause(wait)
+        if not asked:
+            return wait
+        transport.budget(target).hold(wait)
+        return 0.0
 
     def _target(self, url: str) -> tuple[str, bool]:
         """Return where a url leads as far as that is known, and whether it was a redirect that said so."""
@@ -128,7 +133,7 @@ class WebClient:
 
     def _follow(
         self, url: str, target: str, method: str, body: Body, *, said: bytearray, attempts: Attempts
-    ) -> tuple[Head, str]:
+    ) -> Talk[tuple[Head, str]]:
         """Send one request, and follow it from redirect to redirect; remember where a good answer came from."""
 
         def accept(head: Head) -> Sink | None:
@@ -146,12 +151,12 @@ class WebClient:
                 **self._headers.get(transport.origin_of(target), {}),
                 **body.ask(),
             }
-            budget = transport.budget(target)
-            with budget.slot():
-                head = transport.send(method, target, headers, self._retry, accept)
+            answer = yield Ask(method, target, headers, self._retry, accept)
+            assert answer is not None  # noqa: S101 - which is for a wait alone
+            head = answer
             limit = parse_rate_limit(head.headers)
             if limit is not None:
-                budget.pace(*limit)
+                transport.budget(target).pace(*limit)
             if head.status not in _REDIRECTS or "location" not in head.headers:
                 if until != math.inf and head.status in {200, 206}:
                     self._targets[url] = target, until

@@ -16,6 +16,7 @@ from shardset.errors import AccessError, ChangedError, NotFoundError, RangeIgnor
 from shardset.policy import Place
 from shardset.ranges import format_range, parse_content_range
 
+from . import transport
 from .answers import check_full, check_partial, digest_of, identity_of, is_encoded, plain_length
 from .client import WebClient
 from .listing import parse_listing
@@ -33,11 +34,12 @@ if TYPE_CHECKING:
     from shardset.policy import Report
 
     from .answers import Head
+    from .exchange import Sink
     from .listing import Listing
-    from .transport import Sink
+    from .loop import Talk
 
-    Take = Callable[[bytes, int], object]
-    """Takes a piece of a body, and where in it the piece begins."""
+    Take = Callable[[slice, bytes], object]
+    """Is told which bytes of a range these are, and takes them."""
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +48,7 @@ _MOST_FOLDERS: Final = 100_000
 _DEEPEST: Final = 64
 _FILES_COMPARED: Final = 3
 _PAGES: Final = frozenset({"text/html", "application/xhtml+xml", "application/json", "text/json"})
-_AT_ONCE: Final = 32
+_AT_ONCE: Final = 64
 
 
 class HttpStore(Store):
@@ -76,7 +78,7 @@ class HttpStore(Store):
     ) -> None:
         self._headers = headers or {}
         self._retry = retry or Retry()
-        self._limits = limits or ReadLimits()
+        self._limits = limits or ReadLimits(at_once=_AT_ONCE)
         self._allow_full_downloads = allow_full_downloads
         self._client = WebClient(self._headers, self._retry)
         self._readers = OpenReaders(self._ask, self._reader)
@@ -124,7 +126,9 @@ class HttpStore(Store):
         self._readers.clear()
 
     def _reader(self, info: ObjectInfo) -> RemoteReader:
-        return RemoteReader(info, partial(self._fetch, info), self._limits, partial(self._stream, info))
+        return RemoteReader(
+            info, partial(self._fetch, info), self._limits, partial(self._stream, info), partial(self._fetch_all, info)
+        )
 
     def _ask(self, url: str) -> ObjectInfo:
         _refuse_folder(url, url)
@@ -148,25 +152,31 @@ class HttpStore(Store):
         return ObjectInfo(url, size, identity_of(head), digest_of(head))
 
     def _fetch(self, info: ObjectInfo, offset: int, view: memoryview) -> None:
-        def take(piece: bytes, at: int) -> None:
-            view[at : at + len(piece)] = piece
+        transport.carry_out(self._read(self._range(info, offset, view)))
 
-        self._read(_Range(info, offset, len(view), take, may_skip=self._allow_full_downloads))
+    def _fetch_all(self, info: ObjectInfo, ranges: Sequence[tuple[int, memoryview]], at_once: int) -> None:
+        transport.carry_out_all([self._read(self._range(info, *found)) for found in ranges], at_once)
+
+    def _range(self, info: ObjectInfo, offset: int, view: memoryview) -> _Range:
+        # The slot itself: a function around it would cost as much as what it does, thousands of times a second.
+        return _Range(info, offset, len(view), view.__setitem__, may_skip=self._allow_full_downloads)
 
     def _stream(self, info: ObjectInfo, take: Callable[[memoryview], object]) -> None:
-        self._read(_Range(info, 0, info.size, lambda piece, _: take(memoryview(piece)), may_skip=True))
+        wanted = _Range(info, 0, info.size, lambda _, piece: take(memoryview(piece)), may_skip=True)
+        transport.carry_out(self._read(wanted))
 
-    def _read(self, wanted: _Range) -> None:
+    def _read(self, wanted: _Range) -> Talk[None]:
+        """Read a range: the steps for `transport`."""
         try:
             if wanted.missing():
-                self._ask_for(wanted)
+                yield from self._ask_for(wanted)
         except (ChangedError, NotFoundError):
             self._readers.forget(wanted.info.url)
             raise
 
-    def _ask_for(self, wanted: _Range) -> None:
+    def _ask_for(self, wanted: _Range) -> Talk[None]:
         info = wanted.info
-        head = self._client.send(info.url, "GET", wanted)
+        head = yield from self._client.talk(info.url, "GET", wanted)
         if head.status in {412, 416}:
             try:
                 _, _, size = parse_content_range(head.headers.get("content-range", ""))
@@ -313,6 +323,8 @@ class _Range:
         may_skip: Take the range out of the whole object where the server sends that.
     """
 
+    __slots__ = ("_done", "_length", "_may_skip", "_offset", "_take", "info")
+
     def __init__(self, info: ObjectInfo, offset: int, length: int, take: Take, *, may_skip: bool) -> None:
         self.info = info
         self._offset = offset
@@ -335,14 +347,15 @@ class _Range:
         return _Skip(self._offset + self._done, self._take_whole)
 
     def _take_part(self, piece: bytes) -> None:
-        if len(piece) > self._length - self._done:
+        done = self._done + len(piece)
+        if done > self._length:
             raise RangeIgnoredError("the server sends more than the range that was asked for", url=self.info.url)
-        self._take(piece, self._done)
-        self._done += len(piece)
+        self._take(slice(self._done, done), piece)
+        self._done = done
 
     def _take_whole(self, piece: bytes) -> bool:
         piece = piece[: self.missing()]
-        self._take(piece, self._done)
+        self._take(slice(self._done, self._done + len(piece)), piece)
         self._done += len(piece)
         # The end of the object is waited for: more bytes than it had would be another version.
         return not self.missing() and self._offset + self._length < self.info.size

@@ -34,17 +34,22 @@ if TYPE_CHECKING:
     Before long waits it looks whether it is still wanted, which `threads.pause` does by itself.
     """
 
+    FetchAll = Callable[[Sequence[tuple[int, memoryview]], int], None]
+    """Fills many views, each with the bytes from its offset on, at most so many of them at once, or raises what failed
+    first. Nothing writes into them any more when it has returned or raised."""
+
 _NO_BYTES: Final = memoryview(b"")
 # Not shared with a forked child, who writes into its own.
 _PRIVATE: Final[dict[str, int]] = (
     {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 )
 _HUGE: Final[int | None] = getattr(mmap, "MADV_HUGEPAGE", None)
-_LEAST_KEPT: Final = 1 << 20
+_LEAST_KEPT: Final = 32 << 10
+_LEAST_MAPPED: Final = 1 << 20
 _MOST_KEPT: Final = 4 << 20
-_KEPT: Final = 16
-# Memory that nobody looks at now. No lock: each step on a list is atomic.
-_free: list[NDArray[np.uint8]] = []
+_KEPT: Final = 64 << 20
+# Memory that nobody looks at now, by its size. No lock: each step on a list or dict is atomic.
+_free: dict[int, list[NDArray[np.uint8]]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,17 +188,20 @@ def int64_ranges(starts: list[int], ends: list[int]) -> tuple[Int64s, Int64s]:
 def new_buffer(size: int) -> memoryview:
     """Return a writable view of memory, not cleared first: all of it must be written before it is handed out.
 
-    A large one may be memory that a large one before had: giving pages back to the system and getting others for each
-    read takes longer than the read. It comes free when the last view of it is gone.
+    It may be memory that another one had: giving pages back to the system and getting others for each read takes longer
+    than the read. It comes free when the last view of it is gone.
     """
     if size < _LEAST_KEPT:
         return np.empty(size, np.uint8).data
     if size > _MOST_KEPT:
         return memoryview(_map(size))
+    # Sizes that differ by less than a quarter serve each other.
+    step = 1 << ((size - 1).bit_length() - 3)
+    room = -(-size // step) * step
     try:
-        memory = _free.pop()
-    except IndexError:
-        memory = np.frombuffer(_map(_MOST_KEPT), np.uint8)
+        memory = _free[room].pop()
+    except (KeyError, IndexError):
+        memory = np.frombuffer(_map(room), np.uint8) if room >= _LEAST_MAPPED else np.empty(room, np.uint8)
     lent = memory[:size]  # every view of it holds on to this very object
     finalize(lent, _keep, memory).atexit = False
     return lent.data
@@ -209,29 +217,35 @@ def _map(size: int) -> mmap.mmap:
 
 
 def _keep(memory: NDArray[np.uint8]) -> None:
-    if len(_free) < _KEPT:
-        _free.append(memory)
+    # About: another thread may keep something meanwhile.
+    if sum(room * len(kept) for room, kept in list(_free.items())) < _KEPT:
+        _free.setdefault(len(memory), []).append(memory)
 
 
-def read_ranges(fetch: Fetch, offsets: Int64s, lengths: Int64s, limits: ReadLimits) -> list[memoryview]:
+def fetch_in_threads(fetch: Fetch, ranges: Sequence[tuple[int, memoryview]], at_once: int) -> None:
+    """Fetch many ranges, a thread for each that is under way: a `FetchAll` over a `Fetch`."""
+    run_all([partial(fetch, offset, view) for offset, view in ranges], at_once)
+
+
+def read_ranges(fetch_all: FetchAll, offsets: Int64s, lengths: Int64s, limits: ReadLimits) -> list[memoryview]:
     """Read many ranges, merged and side by side, and answer with read-only views in the order asked.
 
     Views of near ranges share a buffer. Overlapping ranges are read once, as far as `plan_reads` says.
 
     Raises:
-        Whatever `fetch` raised first; reads that have not begun are given up, those under way are waited for.
+        Whatever `fetch_all` raised.
     """
     plan = plan_reads(offsets, lengths, gap=limits.gap, most=limits.most)
     buffers = [new_buffer(size) for size in plan.lengths.tolist()]
-    jobs: list[Callable[[], None]] = []
+    reads: list[tuple[int, memoryview]] = []
     for offset, buffer in zip(plan.offsets.tolist(), buffers, strict=True):
         if len(buffer) <= limits.most:
-            jobs.append(partial(fetch, offset, buffer))
+            reads.append((offset, buffer))
             continue
         # Parts of equal size, none above `most`.
         size = -(-len(buffer) // -(-len(buffer) // limits.most))
-        jobs += [partial(fetch, offset + at, buffer[at : at + size]) for at in range(0, len(buffer), size)]
-    run_all(jobs, limits.at_once)
+        reads += [(offset + at, buffer[at : at + size]) for at in range(0, len(buffer), size)]
+    fetch_all(reads, limits.at_once)
     return plan.hand_out(buffers, lengths)
 
 

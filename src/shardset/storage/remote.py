@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from shardset.errors import StorageError
 
-from .planner import ReadLimits, int64_ranges, new_buffer, read_ahead, read_ranges
+from .planner import ReadLimits, fetch_in_threads, int64_ranges, new_buffer, read_ahead, read_ranges
 from .store import ObjectInfo, check_range, check_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from .planner import Fetch
+    from .planner import Fetch, FetchAll
     from .store import Numbers
 
 _READERS_KEPT: Final = 4096
@@ -30,12 +31,15 @@ class RemoteReader:
         limits: How reads are merged and run side by side.
         stream: Where the place can send the whole object in one answer: gives its bytes to a function piece by piece,
             in order. None otherwise.
+        fetch_all: Where the place can fetch many ranges in a better way than by a thread for each: does what `fetch`
+            does for all of them, at most so many at once. None otherwise.
     """
 
     info: ObjectInfo
     fetch: Fetch
     limits: ReadLimits = field(default_factory=ReadLimits)
     stream: Callable[[Callable[[memoryview], object]], None] | None = None
+    fetch_all: FetchAll | None = None
 
     @property
     def url(self) -> str:
@@ -63,12 +67,12 @@ class RemoteReader:
             buffer = new_buffer(length)
             self.fetch(offset, buffer)
             return buffer.toreadonly()
-        return read_ranges(self.fetch, *int64_ranges([offset], [offset + length]), self.limits)[0]
+        return self._read_ranges([offset], [offset + length])[0]
 
     def read_many(self, offsets: Numbers, lengths: Numbers) -> list[memoryview]:
         """Read many ranges, near ones together and all side by side, as `Reader.read_many` says."""
         starts, ends = check_ranges(self.url, self.size, offsets, lengths)
-        return read_ranges(self.fetch, *int64_ranges(starts, ends), self.limits)
+        return self._read_ranges(starts, ends)
 
     def map(self) -> None:
         """Return None: what is elsewhere cannot be mapped."""
@@ -83,6 +87,10 @@ class RemoteReader:
         length = max(0, self.size - offset)
         check_range(self.url, self.size, offset, length)
         return read_ahead(self.fetch, offset, length, self.limits)
+
+    def _read_ranges(self, starts: list[int], ends: list[int]) -> list[memoryview]:
+        fetch_all = self.fetch_all or partial(fetch_in_threads, self.fetch)
+        return read_ranges(fetch_all, *int64_ranges(starts, ends), self.limits)
 
 
 class OpenReaders:

@@ -178,6 +178,19 @@ class HostBudget:
         finally:
             self._slots.release()
 
+    def try_begin(self) -> bool:
+        """Take a place if a request may begin now, without waiting; `end` gives it back."""
+        if not self._slots.acquire(blocking=False):
+            return False
+        if self._wait() > 0:
+            self._slots.release()
+            return False
+        return True
+
+    def end(self) -> None:
+        """Give back the place of a request that is over."""
+        self._slots.release()
+
     def hold(self, seconds: float) -> None:
         """Let no request begin for some seconds, because the server said so to one of us."""
         with self._lock:

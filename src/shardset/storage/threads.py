@@ -33,9 +33,15 @@ _pool: tuple[int, ThreadPoolExecutor] | None = None
 
 
 class _Here(threading.local):
-    """What this thread is at."""
+    """What this thread is at.
+
+    Attributes:
+        jobs: The jobs that it works on.
+        is_pooled: It belongs to the pool.
+    """
 
     jobs: Jobs | None = None
+    is_pooled = False
 
 
 _here = _Here()
@@ -51,8 +57,12 @@ def submit(task: Callable[Given, Result], *args: Given.args, **kwargs: Given.kwa
     pool = _pool
     if pool is None or pool[0] != os.getpid():
         # Two threads may come here at once; the pool that is overwritten has done its work when its tasks are done.
-        pool = _pool = os.getpid(), ThreadPoolExecutor(THREADS, "shardset-read")
+        pool = _pool = os.getpid(), ThreadPoolExecutor(THREADS, "shardset-read", _mark_pooled)
     return pool[1].submit(task, *args, **kwargs)
+
+
+def _mark_pooled() -> None:
+    _here.is_pooled = True
 
 
 class Job(Future[Result]):
@@ -262,6 +272,11 @@ def pause(seconds: float) -> None:
         if left <= 0:
             return
         time.sleep(min(left, _LOOK))
+
+
+def is_one_of_many() -> bool:
+    """Tell whether this thread is one of several that wait side by side."""
+    return _here.is_pooled or _here.jobs is not None
 
 
 def look_up() -> None:

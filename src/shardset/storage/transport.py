@@ -1,7 +1,9 @@
-"""HTTP requests over libcurl: one pool of keep-alive connections a process, for all threads.
+"""HTTP requests over libcurl: keep-alive connections that belong to the process, for all threads.
 
-`send` carries out one request and judges nothing but the connection: redirects, retries and the meaning of an answer
-are the caller's. A connection serves one request at a time and is reused for the next one to the same origin.
+What is carried out is a `Talk`: a generator that gives requests and waits, and is given the heads of the answers. It
+says what redirects, failures and answers mean; here nothing is judged but the connection. The same transfer runs in the
+thread that asks, or beside many others in the one thread of `loop`. A connection serves one request at a time and is
+reused for the next one to the same origin.
 
 In a forked child nothing of the parent's pool is used: the child's copies of its sockets are put out of the way, so
 that neither side can disturb what the other sends.
@@ -9,90 +11,113 @@ that neither side can disturb what the other sends.
 
 from __future__ import annotations
 
+import atexit
 import os
-import string
+import threading
 from collections import OrderedDict
-from concurrent.futures import CancelledError
 from contextlib import suppress
-from functools import cache, lru_cache
-from importlib import metadata
-from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote, urlsplit
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import urlsplit
 
-from .answers import parse_head
+from .exchange import ConnectionFault, Exchange, new_handle
+from .loop import Loop
 from .retry import HostBudget
-from .threads import look_up
+from .threads import is_one_of_many, pause
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Sequence
 
     from .answers import Head
-    from .retry import Retry
+    from .exchange import Ask
+    from .loop import Talk
 
-    Sink = Callable[[bytes], bool | None]
-    """Takes a piece of a body; True to say that this was enough."""
+Result = TypeVar("Result")
 
 _MOST_IDLE: Final = 128
-_BUFFER: Final = 512 << 10
-# Slower than this for as long as a stall may last is a stall.
-_LEAST_SPEED: Final = 1 << 10
-_LONGEST_HEAD: Final = 256 << 10
-# What stays as it is in a url; spaces and letters beyond ASCII, which people type, are encoded.
-_PLAIN: Final = string.digits + string.ascii_letters + string.punctuation
 
 
-class ConnectionFault(Exception):  # noqa: N818 - never leaves the package: the caller makes an error of it, or tries again
-    """A connection that failed.
+def carry_out(talk: Talk[Result]) -> Result:
+    """Carry out one transfer, and wait for it.
 
-    Attributes:
-        may_recover: It may be worth another try.
-        is_stranger: No connection was made, and nobody has answered at that address in this process so far.
-    """
-
-    def __init__(self, message: str, *, may_recover: bool, is_stranger: bool = False) -> None:
-        super().__init__(message)
-        self.may_recover = may_recover
-        self.is_stranger = is_stranger
-
-
-def send(
-    method: str,
-    url: str,
-    headers: Mapping[str, str],
-    retry: Retry,
-    accept: Callable[[Head], Sink | None],
-) -> Head:
-    """Carry out one request.
-
-    Args:
-        method: ``"GET"`` or ``"HEAD"``.
-        url: Where to; its user and password, if any, are sent along.
-        headers: Request headers; an empty value is sent as such.
-        retry: How long a connection may take to be made and may be quiet.
-        accept: Is given the head of the answer before any of the body, and returns what takes the body, piece by piece;
-            None if it is not wanted.
-
-    Returns:
-        The head, when the whole body has been taken, or as much as is wanted.
+    In this thread, unless that is one of many that wait side by side: those leave their requests to one that has them
+    all (see `loop`).
 
     Raises:
-        ConnectionFault: The connection failed, or ended early. What had been given to the sink is right so far.
-        Exception: Whatever `accept` or the sink raised; the rest of the answer is dropped.
+        Whatever the transfer raised.
     """
-    origin = origin_of(url)
+    loop = _process().loop() if is_one_of_many() else None
+    if loop is None:
+        return _carry_out_here(talk)
+    found: list[Result] = []
+    loop.carry_out([_keep(talk, found)], 1)
+    return found.pop()
+
+
+def carry_out_all(talks: Sequence[Talk[object]], at_once: int) -> None:
+    """Carry out transfers, at most `at_once` of them side by side, and wait for them.
+
+    Raises:
+        Whatever one raised first, or what interrupts this thread. Those that have not begun are given up; those under
+        way are ended and waited for, so that nothing writes any more to where they write.
+    """
+    loop = _process().loop() if len(talks) > 1 or is_one_of_many() else None
+    if loop is not None:
+        loop.carry_out(talks, at_once)
+        return
+    for talk in talks:
+        _carry_out_here(talk)
+
+
+def _keep(talk: Talk[Result], found: list[Result]) -> Talk[None]:
+    found.append((yield from talk))
+
+
+def _carry_out_here(talk: Talk[Result]) -> Result:
+    answer: Head | Exception | None = None
+    while True:
+        try:
+            step = talk.throw(answer) if isinstance(answer, Exception) else talk.send(answer)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+        answer = None
+        if isinstance(step, float):
+            pause(step)
+            continue
+        with budget(step.url).slot():
+            try:
+                answer = _send(step)
+            except Exception as error:  # noqa: BLE001 - the transfer is told
+                answer = error
+
+
+def _send(ask: Ask) -> Head:
+    """Carry out one request in this thread.
+
+    Raises:
+        As `Exchange.finish`.
+    """
+    import pycurl
+
+    origin = origin_of(ask.url)
     pool = _process().connections
     handle = pool.take(origin)
-    exchange = _Exchange(handle, accept)
+    exchange = Exchange(ask)
+    failed = None
     try:
-        head = exchange.run(method, url, headers, retry)
-    except ConnectionFault as fault:
+        exchange.prepare(handle, looks_up=True)
+        try:
+            handle.perform()
+        except pycurl.error as error:
+            failed = error.args[0], error.args[1]
+        head = exchange.finish(handle, failed)
+    except BaseException as error:
+        if isinstance(error, ConnectionFault):
+            _process().take_note(ask.url, error)
         handle.close()
-        fault.is_stranger = fault.is_stranger and origin not in _process().reached
         raise
-    except BaseException:
-        handle.close()
-        raise
-    _process().reached.add(origin)
+    _process().take_note(ask.url, None)
     if exchange.is_cut:
         handle.close()  # the rest of the body would come before the next answer
     else:
@@ -102,8 +127,7 @@ def send(
 
 def budget(url: str) -> HostBudget:
     """Return the budget of requests that all threads of this process share for a url's host."""
-    budgets, origin = _process().budgets, origin_of(url)
-    return budgets.get(origin) or budgets.setdefault(origin, HostBudget())
+    return _process().budget(url)
 
 
 @lru_cache(4096)
@@ -130,7 +154,7 @@ class _Connections:
         try:
             return self._idle[origin].pop()
         except (KeyError, IndexError):
-            return _new_handle()
+            return new_handle()
 
     def give(self, origin: str, handle: Any) -> None:
         """Take a handle back."""
@@ -166,6 +190,31 @@ class _Process:
         self.connections = _Connections()
         self.budgets: dict[str, HostBudget] = {}
         self.reached: set[str] = set()  # origins that have answered
+        self._lock = threading.Lock()
+        self._loop: Loop | None = None
+
+    def budget(self, url: str) -> HostBudget:
+        origin = origin_of(url)
+        return self.budgets.get(origin) or self.budgets.setdefault(origin, HostBudget())
+
+    def take_note(self, url: str, fault: ConnectionFault | None) -> None:
+        """Take note that a host has answered, or complete the fault of one that has not."""
+        origin = origin_of(url)
+        if fault is None:
+            self.reached.add(origin)
+        else:
+            fault.is_stranger = fault.is_stranger and origin not in self.reached
+
+    def loop(self) -> Loop | None:
+        """Return the thread that has many requests at once; None where none can be had: as the interpreter ends."""
+        with self._lock:
+            if self._loop is None or self._loop.has_ended:
+                try:
+                    self._loop = Loop(self.budget, self.take_note)
+                except RuntimeError:
+                    return None
+                atexit.register(self._loop.end)
+            return self._loop
 
 
 # Connections and budgets are a process's own by their nature; replaced as a whole in a forked child.
@@ -186,133 +235,4 @@ def _leave_parent() -> None:
     global _current
     inherited, _current = _current, _Process()
     if inherited is not None:
-        inherited.connections.abandon()
-
-
-@cache
-def _agent() -> str:
-    return f"shardset/{metadata.version('shardset')}"
-
-
-def _new_handle() -> Any:
-    """Make a handle with what never changes. It follows no redirect: only the caller knows what may go where."""
-    import certifi
-    import pycurl
-
-    handle = pycurl.Curl()
-    handle.setopt(pycurl.NOSIGNAL, 1)
-    handle.setopt(pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_1_1)  # one request at a time: 2 and 3 only cost
-    handle.setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS)
-    handle.setopt(pycurl.MAXCONNECTS, 1)
-    handle.setopt(pycurl.TCP_KEEPALIVE, 1)
-    handle.setopt(pycurl.BUFFERSIZE, _BUFFER)
-    handle.setopt(pycurl.USERAGENT, _agent())
-    handle.setopt(pycurl.NETRC, pycurl.NETRC_OPTIONAL)
-    handle.setopt(pycurl.LOW_SPEED_LIMIT, _LEAST_SPEED)
-    trusted = os.environ.get("SSL_CERT_FILE") or os.environ.get("CURL_CA_BUNDLE") or certifi.where()
-    handle.setopt(pycurl.CAINFO, trusted)
-    return handle
-
-
-class _Exchange:
-    """One request and its answer on one handle."""
-
-    def __init__(self, handle: Any, accept: Callable[[Head], Sink | None]) -> None:
-        self._handle = handle
-        self._accept = accept
-        self._lines: list[bytes] = []
-        self._length = 0
-        self._head: Head | None = None
-        self._sink: Sink | None = None
-        self._error: BaseException | None = None
-        self.is_cut = False
-
-    def run(self, method: str, url: str, headers: Mapping[str, str], retry: Retry) -> Head:
-        import pycurl
-
-        handle = self._handle
-        handle.setopt(pycurl.URL, quote(url, safe=_PLAIN))
-        handle.setopt(pycurl.NOBODY, method == "HEAD")
-        if method != "HEAD":
-            handle.setopt(pycurl.HTTPGET, 1)
-        handle.setopt(pycurl.HTTPHEADER, [f"{name}: {value}" for name, value in headers.items()])
-        handle.setopt(pycurl.CONNECTTIMEOUT_MS, max(1, int(retry.connect * 1000)))
-        handle.setopt(pycurl.LOW_SPEED_TIME, max(1, round(retry.stall)))
-        handle.setopt(pycurl.HEADERFUNCTION, self._take_line)
-        handle.setopt(pycurl.WRITEFUNCTION, self._take_body)
-        # Called all the time: it lets Ctrl-C through while libcurl waits, and ends what nobody waits for any more.
-        handle.setopt(pycurl.NOPROGRESS, 0)
-        handle.setopt(pycurl.XFERINFOFUNCTION, self._look_up)
-        try:
-            handle.perform()
-        except pycurl.error as error:
-            if self._error is None and not self.is_cut:
-                raise _fault(error.args[0], error.args[1], handle) from None
-        if self._error is not None:
-            raise self._error
-        head = self._head
-        if head is None:
-            raise ConnectionFault("the server answered with no HTTP", may_recover=True)
-        if self._sink is None and not self.is_cut:
-            self._accept(head)  # there was no body
-        return head
-
-    def _take_line(self, line: bytes) -> int | None:
-        self._length += len(line)
-        if self._length > _LONGEST_HEAD:
-            self._error = ConnectionFault(
-                f"the answer's head has more than {_LONGEST_HEAD >> 10} KiB", may_recover=False
-            )
-            return -1
-        if self._sink is not None:
-            return None  # trailers
-        if self._head is not None and line.startswith(b"HTTP/"):
-            self._lines.clear()  # what came before was a 1xx
-            self._head = None
-        self._lines.append(line)
-        if line in (b"\r\n", b"\n"):
-            self._head = parse_head(self._lines)
-        return None
-
-    def _take_body(self, piece: bytes) -> int | None:
-        if self._head is None:  # libcurl before 7.66 takes whatever comes for HTTP/0.9
-            self._error = ConnectionFault("the server answered with no HTTP", may_recover=True)
-            return -1
-        try:
-            sink = self._sink
-            if sink is None:
-                sink = self._sink = self._accept(self._head)
-            if sink is None or sink(piece):
-                self.is_cut = True
-                return -1
-        except BaseException as error:  # noqa: BLE001 - raised again when libcurl has returned
-            self._error = error
-            return -1
-        return None
-
-    def _look_up(self, *_: float) -> int:
-        try:
-            look_up()
-        except CancelledError as error:
-            self._error = error
-            return 1
-        return 0
-
-
-def _fault(code: int, message: str, handle: Any) -> ConnectionFault:
-    """Make a fault of an error of libcurl."""
-    import pycurl
-
-    final = {
-        pycurl.E_URL_MALFORMAT,
-        pycurl.E_PEER_FAILED_VERIFICATION,
-        pycurl.E_SSL_CACERT_BADFILE,
-        pycurl.E_SSL_CERTPROBLEM,
-        pycurl.E_SSL_CIPHER,
-        pycurl.E_OUT_OF_MEMORY,
-        pycurl.E_BAD_FUNCTION_ARGUMENT,
-    }
-    if code == pycurl.E_OPERATION_TIMEDOUT and handle.getinfo(pycurl.CONNECT_TIME) > 0:
-        message = "the connection went quiet"
-    text = message or f"libcurl error {code}"
-    return ConnectionFault(text, may_recover=code not in final, is_stranger=handle.getinfo(pycurl.CONNECT_TIME) == 0)
+        inherited.connections.abandon()  # of its loop, see there
