@@ -15,11 +15,12 @@ import pytest
 
 from servers.faulty import Fault, FaultServer
 from servers.nginx import serve_nginx
-from shardset.errors import StorageError, TransferError
-from shardset.storage import HttpStore, transport
+from shardset.errors import NotFoundError, StorageError, TransferError
+from shardset.storage import HttpStore, MemoryStore, transport
 from shardset.storage.exchange import Ask
 from shardset.storage.loop import Loop
 from shardset.storage.planner import ReadLimits
+from shardset.storage.remote import Fetching, read_many_of
 from shardset.storage.retry import HostBudget, Retry
 from shardset.storage.threads import Jobs
 
@@ -95,6 +96,37 @@ def test_a_server_that_asks_one_transfer_to_wait_is_left_alone_by_all(server):
     assert max(later - earlier for earlier, later in pairwise(times)) >= 0.9
 
 
+def test_ranges_of_several_objects_are_read_in_one_go(server):
+    store = HttpStore(retry=RETRY, limits=ReadLimits(gap=0))
+    memory = MemoryStore()
+    memory.write("memory://b.tar", DATA)
+    other = HttpStore(retry=RETRY)
+    urls = [f"{server.url}{number}.tar" for number in range(6)]
+    contents = [DATA[1000 * number :] for number in range(6)]
+    for number, content in enumerate(contents):
+        server.put(f"/{number}.tar", content)
+    readers = [*map(store.open, urls), other.open(urls[2]), memory.open("memory://b.tar")]
+    contents += [contents[2], DATA]
+    server.add(Fault.latency(0.2))
+    start = time.monotonic()
+    found = read_many_of([(reader, [5, 900_000, 400_000], [10, 20, 0]) for reader in readers], 4)
+    assert time.monotonic() - start < 1
+    for views, content in zip(found, contents, strict=True):
+        assert [bytes(view) for view in views] == [content[5:15], content[900_000:900_020], b""]
+
+
+def test_an_error_of_one_of_several_objects_says_which(server):
+    store = HttpStore(retry=RETRY)
+    urls = [f"{server.url}{number}.tar" for number in range(3)]
+    for number in range(3):
+        server.put(f"/{number}.tar", DATA)
+    readers = [store.open(url) for url in urls]
+    server.add(Fault.status(404), path="/1.tar")
+    with pytest.raises(NotFoundError) as caught:
+        read_many_of([(reader, [0], [10]) for reader in readers], 4)
+    assert caught.value.url == urls[1]
+
+
 # How it ends
 
 
@@ -116,7 +148,9 @@ def test_nothing_is_written_any_more_when_a_call_has_raised(server):
     server.add(Fault.status(400), first=4, times=1)
     view = memoryview(bytearray(100 * len(OFFSETS)))
     with pytest.raises(TransferError):
-        reader.fetch_all([(offset, view[100 * at : 100 * at + 100]) for at, offset in enumerate(OFFSETS)], 64)
+        reader.fetch_all(
+            [Fetching(reader.info, offset, view[100 * at : 100 * at + 100]) for at, offset in enumerate(OFFSETS)], 64
+        )
     before = bytes(view)
     time.sleep(0.6)
     assert bytes(view) == before

@@ -8,7 +8,6 @@ import threading
 import time
 import weakref
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from functools import partial
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shardset.storage import planner, threads
-from shardset.storage.planner import ReadLimits, fetch_in_threads, int64_ranges, plan_reads, read_ahead, read_ranges
+from shardset.storage.planner import ReadLimits, int64_ranges, plan_reads, read_ahead, read_ranges
 
 OBJECT = random.Random(5).randbytes(1_000_000)
 # Small numbers, so that ranges touch, overlap, contain each other, repeat and are empty often.
@@ -196,7 +195,7 @@ def wait_until(condition):
 def read(ranges, fetch=fetch, **limits):
     offsets = np.array([offset for offset, _ in ranges], np.int64)
     lengths = np.array([length for _, length in ranges], np.int64)
-    return read_ranges(partial(fetch_in_threads, fetch), offsets, lengths, ReadLimits(**limits))
+    return read_ranges(fetch, offsets, lengths, ReadLimits(**limits))
 
 
 class Watch:

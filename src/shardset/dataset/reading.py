@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from shardset.errors import LimitError, MissingFieldError, SampleError, StorageError
+from shardset.errors import LimitError, MissingFieldError, SampleError, StorageError, without_secrets
 from shardset.policy import Place, Policy, Report, settle
+from shardset.storage.remote import read_many_of
 from shardset.storage.store import is_remote
-from shardset.storage.threads import run_all
 
 from .sample import Sample, SampleSource
 
@@ -244,15 +243,21 @@ class BatchReader:
             views: Any = maps
             spans = zip(of_member, offsets.tolist(), ends.tolist(), strict=True)
             return [views[shard][start:end] for shard, start, end in spans]
+        places = {shard: np.flatnonzero(shards == shard) for shard in readers}
+        asked = [(reader, offsets[places[shard]], lengths[places[shard]]) for shard, reader in readers.items()]
+        try:
+            found = read_many_of(asked, _SHARDS_AT_ONCE)
+        except StorageError as error:
+            self._lost.update(
+                (first_shard + shard, error)
+                for shard, reader in readers.items()
+                if without_secrets(reader.url) == error.url and is_remote(reader.url)
+            )
+            raise
         answers: list[Any] = [None] * len(offsets)
-
-        def read(shard: int) -> None:
-            places = np.flatnonzero(shards == shard)
-            views = self._read_many(readers[shard], first_shard + shard, offsets[places], lengths[places])
-            for place, view in zip(places.tolist(), views, strict=True):
+        for shard, views in zip(readers, found, strict=True):
+            for place, view in zip(places[shard].tolist(), views, strict=True):
                 answers[place] = view
-
-        run_all([partial(read, shard) for shard in readers], _SHARDS_AT_ONCE)
         return answers
 
     def _read_many(self, reader: Reader, shard_index: int, offsets: Int64s, lengths: Int64s) -> list[memoryview]:

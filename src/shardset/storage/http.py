@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .exchange import Sink
     from .listing import Listing
     from .loop import Talk
+    from .remote import Fetching
 
     Take = Callable[[slice, bytes], object]
     """Is told which bytes of a range these are, and takes them."""
@@ -127,7 +128,7 @@ class HttpStore(Store):
 
     def _reader(self, info: ObjectInfo) -> RemoteReader:
         return RemoteReader(
-            info, partial(self._fetch, info), self._limits, partial(self._stream, info), partial(self._fetch_all, info)
+            info, partial(self._fetch, info), self._limits, partial(self._stream, info), self._fetch_all
         )
 
     def _ask(self, url: str) -> ObjectInfo:
@@ -154,8 +155,8 @@ class HttpStore(Store):
     def _fetch(self, info: ObjectInfo, offset: int, view: memoryview) -> None:
         transport.carry_out(self._read(self._range(info, offset, view)))
 
-    def _fetch_all(self, info: ObjectInfo, ranges: Sequence[tuple[int, memoryview]], at_once: int) -> None:
-        transport.carry_out_all([self._read(self._range(info, *found)) for found in ranges], at_once)
+    def _fetch_all(self, wanted: Sequence[Fetching], at_once: int) -> None:
+        transport.carry_out_all([self._read(self._range(*found)) for found in wanted], at_once)
 
     def _range(self, info: ObjectInfo, offset: int, view: memoryview) -> _Range:
         # The slot itself: a function around it would cost as much as what it does, thousands of times a second.

@@ -1,6 +1,7 @@
 """Many small reads become few large ones: which ranges to read together, and reading them at once.
 
-`plan_reads` is arithmetic alone. `read_ranges` and `read_ahead` carry a plan out over any source of bytes.
+`plan_reads` is arithmetic alone. `read_ranges` and `read_ahead` carry a plan out over any source of bytes; who has a
+better way than a thread for each read takes them from `prepare_reads`.
 """
 
 from __future__ import annotations
@@ -33,10 +34,6 @@ if TYPE_CHECKING:
 
     Before long waits it looks whether it is still wanted, which `threads.pause` does by itself.
     """
-
-    FetchAll = Callable[[Sequence[tuple[int, memoryview]], int], None]
-    """Fills many views, each with the bytes from its offset on, at most so many of them at once, or raises what failed
-    first. Nothing writes into them any more when it has returned or raised."""
 
 _NO_BYTES: Final = memoryview(b"")
 # Not shared with a forked child, who writes into its own.
@@ -227,26 +224,56 @@ def fetch_in_threads(fetch: Fetch, ranges: Sequence[tuple[int, memoryview]], at_
     run_all([partial(fetch, offset, view) for offset, view in ranges], at_once)
 
 
-def read_ranges(fetch_all: FetchAll, offsets: Int64s, lengths: Int64s, limits: ReadLimits) -> list[memoryview]:
-    """Read many ranges, merged and side by side, and answer with read-only views in the order asked.
+class Reads(NamedTuple):
+    """Reads that are planned, with buffers to read into.
+
+    Attributes:
+        parts: What is to be fetched: where each part begins, and the view that it fills.
+        plan: What serves which range.
+        buffers: The bytes of each read of the plan.
+        lengths: int64, those of the ranges.
+    """
+
+    parts: list[tuple[int, memoryview]]
+    plan: ReadPlan
+    buffers: list[memoryview]
+    lengths: Int64s
+
+    def hand_out(self) -> list[memoryview]:
+        """Return a read-only view a range, in the order asked, when all parts have been fetched."""
+        return self.plan.hand_out(self.buffers, self.lengths)
+
+
+def prepare_reads(offsets: Int64s, lengths: Int64s, limits: ReadLimits) -> Reads:
+    """Plan how to read many ranges, and get the memory for it.
 
     Views of near ranges share a buffer. Overlapping ranges are read once, as far as `plan_reads` says.
-
-    Raises:
-        Whatever `fetch_all` raised.
     """
     plan = plan_reads(offsets, lengths, gap=limits.gap, most=limits.most)
     buffers = [new_buffer(size) for size in plan.lengths.tolist()]
-    reads: list[tuple[int, memoryview]] = []
+    parts: list[tuple[int, memoryview]] = []
     for offset, buffer in zip(plan.offsets.tolist(), buffers, strict=True):
         if len(buffer) <= limits.most:
-            reads.append((offset, buffer))
+            parts.append((offset, buffer))
             continue
         # Parts of equal size, none above `most`.
         size = -(-len(buffer) // -(-len(buffer) // limits.most))
-        reads += [(offset + at, buffer[at : at + size]) for at in range(0, len(buffer), size)]
-    fetch_all(reads, limits.at_once)
-    return plan.hand_out(buffers, lengths)
+        parts += [(offset + at, buffer[at : at + size]) for at in range(0, len(buffer), size)]
+    return Reads(parts, plan, buffers, lengths)
+
+
+def read_ranges(fetch: Fetch, offsets: Int64s, lengths: Int64s, limits: ReadLimits) -> list[memoryview]:
+    """Read many ranges, merged and side by side, a thread for each that is under way.
+
+    Returns:
+        Read-only views in the order asked, as `prepare_reads` says.
+
+    Raises:
+        Whatever `fetch` raised first; reads that have not begun are given up, those under way are waited for.
+    """
+    reads = prepare_reads(offsets, lengths, limits)
+    run_all([partial(fetch, offset, view) for offset, view in reads.parts], limits.at_once)
+    return reads.hand_out()
 
 
 class _Piece(NamedTuple):

@@ -5,20 +5,39 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shardset.errors import StorageError
 
-from .planner import ReadLimits, fetch_in_threads, int64_ranges, new_buffer, read_ahead, read_ranges
+from .planner import ReadLimits, int64_ranges, new_buffer, prepare_reads, read_ahead, read_ranges
 from .store import ObjectInfo, check_range, check_ranges
+from .threads import run_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-    from .planner import Fetch, FetchAll
-    from .store import Numbers
+    from .planner import Fetch, Reads
+    from .store import Numbers, Reader
+
+    FetchAll = Callable[[Sequence["Fetching"], int], None]
+    """Fills many views, at most so many at once, or raises what failed first. Nothing writes into them any more when it
+    has returned or raised."""
 
 _READERS_KEPT: Final = 4096
+
+
+class Fetching(NamedTuple):
+    """A range that is to be fetched.
+
+    Attributes:
+        info: The object, in the version that it must have.
+        offset: First byte.
+        view: What is filled, all of it.
+    """
+
+    info: ObjectInfo
+    offset: int
+    view: memoryview
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,8 +50,8 @@ class RemoteReader:
         limits: How reads are merged and run side by side.
         stream: Where the place can send the whole object in one answer: gives its bytes to a function piece by piece,
             in order. None otherwise.
-        fetch_all: Where the place can fetch many ranges in a better way than by a thread for each: does what `fetch`
-            does for all of them, at most so many at once. None otherwise.
+        fetch_all: Where the place can fetch many ranges, of many objects, in a better way than by a thread for each.
+            None otherwise.
     """
 
     info: ObjectInfo
@@ -67,12 +86,16 @@ class RemoteReader:
             buffer = new_buffer(length)
             self.fetch(offset, buffer)
             return buffer.toreadonly()
-        return self._read_ranges([offset], [offset + length])[0]
+        return self.read_many([offset], [length])[0]
 
     def read_many(self, offsets: Numbers, lengths: Numbers) -> list[memoryview]:
         """Read many ranges, near ones together and all side by side, as `Reader.read_many` says."""
-        starts, ends = check_ranges(self.url, self.size, offsets, lengths)
-        return self._read_ranges(starts, ends)
+        if self.fetch_all is None:
+            checked = int64_ranges(*check_ranges(self.url, self.size, offsets, lengths))
+            return read_ranges(self.fetch, *checked, self.limits)
+        reads = self.prepare(offsets, lengths)
+        self.fetch_all([Fetching(self.info, *part) for part in reads.parts], self.limits.at_once)
+        return reads.hand_out()
 
     def map(self) -> None:
         """Return None: what is elsewhere cannot be mapped."""
@@ -88,9 +111,48 @@ class RemoteReader:
         check_range(self.url, self.size, offset, length)
         return read_ahead(self.fetch, offset, length, self.limits)
 
-    def _read_ranges(self, starts: list[int], ends: list[int]) -> list[memoryview]:
-        fetch_all = self.fetch_all or partial(fetch_in_threads, self.fetch)
-        return read_ranges(fetch_all, *int64_ranges(starts, ends), self.limits)
+    def prepare(self, offsets: Numbers, lengths: Numbers) -> Reads:
+        """Plan how to read many ranges.
+
+        Raises:
+            FormatError: As `read_many`, for ranges that are not there.
+        """
+        return prepare_reads(*int64_ranges(*check_ranges(self.url, self.size, offsets, lengths)), self.limits)
+
+
+def read_many_of(asked: Sequence[tuple[Reader, Numbers, Numbers]], at_once: int) -> list[list[memoryview]]:
+    """Read many ranges of several objects, all side by side.
+
+    Args:
+        asked: A reader, offsets and lengths each.
+        at_once: How many readers that are not of one place are asked at the same time.
+
+    Returns:
+        What `Reader.read_many` gives for each.
+
+    Raises:
+        As `Reader.read_many`, for the first that fails; its error says which it is.
+    """
+    answers: list[list[memoryview]] = [[] for _ in asked]
+    together: dict[FetchAll, list[tuple[int, RemoteReader, Reads]]] = {}
+    jobs: list[Callable[[], None]] = []
+
+    def read(number: int) -> None:
+        reader, offsets, lengths = asked[number]
+        answers[number] = reader.read_many(offsets, lengths)
+
+    for number, (reader, offsets, lengths) in enumerate(asked):
+        if isinstance(reader, RemoteReader) and reader.fetch_all is not None:
+            together.setdefault(reader.fetch_all, []).append((number, reader, reader.prepare(offsets, lengths)))
+        else:
+            jobs.append(partial(read, number))
+    for fetch_all, found in together.items():
+        parts = [Fetching(reader.info, *part) for _, reader, reads in found for part in reads.parts]
+        fetch_all(parts, max(reader.limits.at_once for _, reader, _ in found))
+        for number, _, reads in found:
+            answers[number] = reads.hand_out()
+    run_all(jobs, at_once)
+    return answers
 
 
 class OpenReaders:
