@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from formats.picture_builder import encode, in_container, turned_codestream
 from shardset.formats.geometry import Geometry, parse_geometry, sniff_kind
 
 PHOTOGRAPHS = sorted(
@@ -104,6 +105,11 @@ SMALL = {
     "gif": lambda: encoded("gif", "L"),
     "bmp": lambda: encoded("bmp"),
     "tiff": lambda: encoded("tiff", orientation=6),
+    "avif": lambda: encode("AVIF", orientation=6),
+    "heic": lambda: encode("HEIF", orientation=6),
+    "jxl": lambda: turned_codestream(encode("JXL"), 6),
+    "jxl in boxes": lambda: in_container(turned_codestream(encode("JXL"), 6), 3, 9),
+    "ico": lambda: encode("ICO", (48, 32), sizes=((16, 16), (48, 32))),
 }
 
 
@@ -719,6 +725,14 @@ def test_every_layout_of_tiff_is_read_as_pillow_reads_it(order, big, pixels_firs
 @pytest.mark.parametrize(("big", "size_type"), [(False, 1), (False, 4), (True, 4), (True, 16)])
 def test_a_tiff_may_write_its_size_in_any_unsigned_integer(order, big, size_type):
     assert parse_geometry(tiff(order, big=big, size_type=size_type)) == Geometry("tiff", WIDTH, HEIGHT)
+
+
+@pytest.mark.parametrize("size", [((1 << 31), 5), (5, (1 << 32) - 1), (1 << 31, 1 << 31)])
+def test_a_side_that_columns_cannot_hold_is_taken_for_nonsense(size):
+    width, height = size
+    assert parse_geometry(directory([(256, 4, 1, width), (257, 4, 1, height)])) is None
+    largest = directory([(256, 4, 1, (1 << 31) - 1), (257, 4, 1, 5)])
+    assert parse_geometry(largest) == Geometry("tiff", (1 << 31) - 1, 5)
 
 
 def test_a_tiff_without_a_size_has_no_geometry():

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _HEAD: Final = 64 << 10
 _LONGEST_TEXT: Final = 1_000
-_PICTURES: Final = frozenset({"jpeg", "png", "webp", "gif", "bmp", "tiff"})
+_PICTURES: Final = frozenset({"jpeg", "png", "webp", "gif", "bmp", "tiff", "avif", "heic", "heif", "jxl", "ico"})
 
 
 @click.command(

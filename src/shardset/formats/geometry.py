@@ -1,10 +1,11 @@
 """What a payload is, and how large its picture is, read from its headers alone and never from its name.
 
 `sniff_kind` names the kind of many media by their first bytes; `parse_geometry` gives the size and the EXIF
-orientation of JPEG, PNG, WebP, GIF, BMP and TIFF. Sizes are as stored, so that they agree with a decoder that leaves
-EXIF alone; `Geometry.display_size` is what a viewer shows. Orientation is taken from EXIF where the format has a
-place for it: APP1 before the frame in JPEG, ``eXIf`` before the pixels in PNG, ``EXIF`` in WebP, tag 274 in TIFF.
-Copies of it in XMP or in text chunks do not count.
+orientation of JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF, HEIC, JPEG XL and icons. Sizes are as stored, so that they agree
+with a decoder that turns nothing; `Geometry.display_size` is what a viewer shows. Orientation is taken from EXIF where
+the format has a place for it: APP1 before the frame in JPEG, ``eXIf`` before the pixels in PNG, ``EXIF`` in WebP, tag
+274 in TIFF. Copies of it in XMP or in text chunks do not count. AVIF, HEIC and JPEG XL say in fields of their own how
+they are to be turned, and then EXIF does not count.
 
 Everything here may be handed hostile bytes: each loop has a fixed bound, no declared length is trusted for more than
 a hop inside the payload, and at most a few kilobytes are ever copied. Payloads that are views of a memory map are
@@ -20,6 +21,9 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
+from .geometry_heif import parse_heif
+from .geometry_jxl import parse_jxl
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -32,15 +36,24 @@ if TYPE_CHECKING:
 _MAX_HOPS: Final = 4096
 
 
+TURNED_BY_FORMAT: Final = frozenset({"avif", "heic", "heif", "jxl"})
+"""Kinds whose format obliges decoders to turn the picture, where EXIF only asks for it. libheif and libjxl do, and then
+nothing is left to turn; libavif leaves it to its caller, and Pillow passes it on as an EXIF orientation. Of these kinds
+webshart 0.6.0 gives the size after quarter turns."""
+_LONGEST_SIDE: Final = (1 << 31) - 1
+
+
 @dataclass(frozen=True, slots=True)
 class Geometry:
     """The kind and size of a picture.
 
     Attributes:
-        kind: ``"jpeg"``, ``"png"``, ``"webp"``, ``"gif"``, ``"bmp"`` or ``"tiff"``.
+        kind: ``"jpeg"``, ``"png"``, ``"webp"``, ``"gif"``, ``"bmp"``, ``"tiff"``, ``"avif"``, ``"heic"``, ``"heif"``,
+            ``"jxl"`` or ``"ico"``, as `sniff_kind` says.
         width: Pixels in a stored row, at least 1.
         height: Stored rows, at least 1.
-        orientation: EXIF orientation, 1 to 8; 1 where none is given or it is none of these.
+        orientation: EXIF orientation, 1 to 8; 1 where none is given or it is none of these. Whether it is left to who
+            decodes or done by the decoder: see `TURNED_BY_FORMAT`.
     """
 
     kind: str
@@ -66,12 +79,13 @@ def parse_geometry(payload: Buffer) -> Geometry | None:
         The geometry, or None for bytes of no known kind and for headers that are cut off or that a decoder refuses.
         No bytes make it raise.
     """
-    flat = payload if type(payload) is bytes else _flatten(payload)
+    flat = payload if type(payload) is bytes else flatten(payload)
     try:
         parser = _PARSERS.get(flat[0])
-        return parser(flat) if parser else None
+        found = parser(flat) if parser else None
     except (struct.error, IndexError):  # the payload ends inside the fields that hold the size
         return None
+    return found if found and found.width <= _LONGEST_SIDE and found.height <= _LONGEST_SIDE else None
 
 
 def sniff_kind(head: Buffer) -> str | None:
@@ -86,7 +100,7 @@ def sniff_kind(head: Buffer) -> str | None:
         ``"zip"``, ...), or None if no signature fits, as for plain text. It says what a payload claims to be;
         nothing behind the signature is checked.
     """
-    found = _SIGNATURE.match(_flatten(head)[:64])
+    found = _SIGNATURE.match(flatten(head)[:64])
     return found.lastgroup if found else None
 
 
@@ -146,7 +160,8 @@ _SIGNATURE: Final = re.compile(
 )
 
 
-def _flatten(payload: Buffer) -> memoryview:
+def flatten(payload: Buffer) -> memoryview:
+    """View a buffer as plain bytes; one that is not contiguous is copied first."""
     view = memoryview(payload)
     if view.format == "B" and view.ndim == 1 and view.contiguous:
         return view
@@ -172,7 +187,7 @@ _STRAY_ALLOWED: Final = 65536
 
 def _parse_jpeg(flat: Flat) -> Geometry | None:
     if flat[1] != 0xD8 or flat[2] != 0xFF:
-        return None
+        return _parse_jxl(flat)
     position, orientation, stray_left = 2, 0, _STRAY_ALLOWED
     for _ in range(_MAX_HOPS):
         marker, length = _unpack_segment(flat, position)
@@ -415,9 +430,40 @@ def _read_tag(directory: bytes, layout: _TiffLayout, tag: int) -> int:
     return int.from_bytes(value[:width], layout.order)
 
 
-# By the first byte; each checks the rest of its signature. Pictures in ISO boxes (AVIF, HEIC), JPEG XL and icons get
-# their parsers here.
+# --- kinds that begin with a zero ------------------------------------------------------------------------------------
+
+_unpack_icon_count: Final = Struct("<4xH").unpack_from
+
+
+def _parse_zero(flat: Flat) -> Geometry | None:
+    kind = sniff_kind(flat)
+    if kind == "jxl":
+        return _parse_jxl(flat)
+    if kind == "ico":
+        return _parse_ico(flat)
+    found = parse_heif(flat, is_avif=kind == "avif") if kind in TURNED_BY_FORMAT else None
+    return Geometry(kind, *found) if kind and found else None
+
+
+def _parse_jxl(flat: Flat) -> Geometry | None:
+    found = parse_jxl(flat)
+    return Geometry("jxl", *found) if found else None
+
+
+def _parse_ico(flat: Flat) -> Geometry | None:
+    """Give the size of the largest icon, which is also the one that Pillow opens and webshart gives."""
+    (count,) = _unpack_icon_count(flat)
+    entries = bytes(flat[6 : 6 + 16 * count])
+    if len(entries) < 16 * count:
+        return None
+    sides = zip(entries[::16], entries[1::16], strict=True)  # 0 stands for 256
+    width, height = max(((w or 256, h or 256) for w, h in reversed(list(sides))), key=lambda side: side[0] * side[1])
+    return Geometry("ico", width, height)
+
+
+# By the first byte; each checks the rest of its signature.
 _PARSERS: Final[dict[int, Callable[[Flat], Geometry | None]]] = {
+    0: _parse_zero,
     0xFF: _parse_jpeg,
     0x89: _parse_png,
     ord("R"): _parse_webp,
@@ -426,3 +472,5 @@ _PARSERS: Final[dict[int, Callable[[Flat], Geometry | None]]] = {
     ord("I"): _parse_tiff,
     ord("M"): _parse_tiff,
 }
+PARSED_FIRST_BYTES: Final = frozenset(_PARSERS)
+"""What payloads may begin with that `parse_geometry` understands."""

@@ -20,12 +20,17 @@ from .geometry import (
     _STRAY_ALLOWED,
     _TIFF_LAYOUTS,
     _VP8X_EXIF,
-    _flatten,
+    TURNED_BY_FORMAT,
     _gif_first_frame,
     _unpack_chunk,
+    _unpack_icon_count,
     _unpack_riff_chunk,
     _unpack_segment,
+    flatten,
+    sniff_kind,
 )
+from .geometry_heif import heif_reach
+from .geometry_jxl import jxl_reach
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,11 +54,21 @@ def geometry_reach(head: Buffer, size: int) -> int:
         A number of first bytes: at most ``len(head)`` if these suffice. If it is more, it is a guess, which is made
         again when so many are there. Never above `size`.
     """
-    flat = _flatten(head)
+    flat = flatten(head)
     if len(flat) < min(size, _FIELDS):
         return min(size, _FIELDS)
     reach = _REACHES.get(flat[0]) if size >= _FIELDS else None
     return min(size, reach(flat, size)) if reach else 0
+
+
+def _reach_zero(flat: Flat, size: int) -> int:
+    del size
+    kind = sniff_kind(flat)
+    if kind == "jxl":
+        return jxl_reach(flat)
+    if kind == "ico":
+        return 6 + 16 * int(_unpack_icon_count(flat)[0])
+    return heif_reach(flat) if kind in TURNED_BY_FORMAT else 0
 
 
 def _reach_jpeg(flat: Flat, size: int) -> int:
@@ -133,6 +148,7 @@ def _reach_tiff(flat: Flat, size: int) -> int:
 
 # By the first byte, as the parsers; the fields of a BMP all stand first.
 _REACHES: Final[dict[int, Callable[[Flat, int], int]]] = {
+    0: _reach_zero,
     0xFF: _reach_jpeg,
     0x89: _reach_png,
     ord("R"): _reach_webp,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from shardset.formats.captions import InvalidJson, captions_from_json, captions_from_text, parse_json_sidecars
-from shardset.formats.geometry import parse_geometry
+from shardset.formats.geometry_lanes import parse_geometries
 from shardset.formats.geometry_reach import geometry_reach
 from shardset.formats.tar import TarTable, scan_tar
 from shardset.formats.tar_header import BLOCK, ZERO_BLOCK, has_valid_checksum, padded, parse_header
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
+    from typing_extensions import Buffer
 
     from shardset.formats.captions import Captions
     from shardset.formats.faults import Fault
@@ -38,6 +39,7 @@ _LONGEST_HEAD: Final = 256 << 10
 """Pictures whose size or orientation stands farther on are left without it, where reading costs something."""
 _PROBES: Final = 8
 _AT_ONCE: Final = 512
+_PICTURES_AT_ONCE: Final = 2048
 _BYTES_AT_ONCE: Final = 32 << 20
 """Sidecars and first bytes of pictures that are read, and stand in memory, at once."""
 _GAP: Final = 8 << 10
@@ -149,11 +151,11 @@ def settle_faults(faults: tuple[Fault, ...], shard: str | None, policy: Policy, 
 
 def _with_captions(index: ShardIndex, reader: Reader, report: Report, *, documents: bool) -> ShardIndex:
     numbering = number_by_path(index)
-    texts = _read_texts(index, reader, numbering.text_rows, report)
+    texts = read_texts(index, reader, numbering.text_rows, report)
     # Several payloads may share a sidecar, so its captions are worked out once, and they share its value.
     said: dict[int, Captions] = {}
     kept: dict[int, dict[str, Any]] = {}
-    for row, document in _iter_documents(index, reader, numbering.json_rows, report):
+    for row, document in iter_documents(index, reader, numbering.json_rows, report):
         said[row] = captions_from_json(document)
         if documents and document is not None:
             kept[row] = {"json_metadata": document}
@@ -190,8 +192,8 @@ def _caption_by_key(
     if not len(rows):
         return
     is_text = np.array([index.suffixes[i] == "txt" for i in index.suffix_ids[rows].tolist()], np.bool_)
-    documents = dict(_iter_documents(index, reader, rows[~is_text], report))
-    texts = _read_texts(index, reader, rows[is_text], report)
+    documents = dict(iter_documents(index, reader, rows[~is_text], report))
+    texts = read_texts(index, reader, rows[is_text], report)
     for row, sample in zip(rows.tolist(), samples.tolist(), strict=True):
         members = range(int(index.sample_rows[sample]), int(index.sample_rows[sample + 1]))
         target = next((member for member in members if index.suffix_ids[member] not in sidecar_ids), None)
@@ -214,10 +216,20 @@ def _small_rows(index: ShardIndex, rows: NDArray[np.int64], reader: Reader, repo
     return rows[index.length[rows] <= MAX_SIDECAR]
 
 
-def _iter_documents(
+def iter_documents(
     index: ShardIndex, reader: Reader, json_rows: NDArray[np.int64], report: Report
 ) -> Iterator[tuple[int, Any]]:
-    """Yield row and value of each JSON member that is good; only some are parsed ahead, so that few stand in memory."""
+    """Yield row and value of each JSON member that is good; only some are parsed ahead, so that few stand in memory.
+
+    Args:
+        index: The shard's index.
+        reader: The shard.
+        json_rows: Rows of the index, in any order and several times; -1 for none.
+        report: Counts members that are too large, or no JSON.
+
+    Raises:
+        StorageError: Reading failed.
+    """
     rows = _small_rows(index, json_rows, reader, report)
     for some in _iter_batches(rows, index.length[rows]):
         payloads = reader.read_many(index.offset[some], index.length[some])
@@ -230,7 +242,8 @@ def _iter_documents(
                 report.add("bad_json_sidecar", place)
 
 
-def _read_texts(index: ShardIndex, reader: Reader, text_rows: NDArray[np.int64], report: Report) -> dict[int, Captions]:
+def read_texts(index: ShardIndex, reader: Reader, text_rows: NDArray[np.int64], report: Report) -> dict[int, Captions]:
+    """Return by row what the text members in `text_rows` say, but for those that are not good, as `iter_documents`."""
     rows = _small_rows(index, text_rows, reader, report)
     texts = {}
     for some in _iter_batches(rows, index.length[rows]):
@@ -248,14 +261,16 @@ def _read_texts(index: ShardIndex, reader: Reader, text_rows: NDArray[np.int64],
     return texts
 
 
-def _iter_batches(rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Yield runs of rows that are read at once: at least one, and no more than `_AT_ONCE` or `_BYTES_AT_ONCE`."""
+def _iter_batches(
+    rows: NDArray[np.int64], lengths: NDArray[np.int64], *, at_once: int = _AT_ONCE
+) -> Iterator[NDArray[np.int64]]:
+    """Yield runs of rows that are read at once: at least one, and no more than `at_once` or `_BYTES_AT_ONCE`."""
     ends = np.cumsum(lengths)
     at = 0
     while at < len(rows):
         read = int(ends[at - 1]) if at else 0
         most = int(np.searchsorted(ends, read + _BYTES_AT_ONCE, side="right"))
-        following = max(at + 1, min(at + _AT_ONCE, most))
+        following = max(at + 1, min(at + at_once, most))
         yield rows[at:following]
         at = following
 
@@ -282,14 +297,16 @@ def _read_geometry(index: ShardIndex, reader: Reader) -> GeometryColumns:
     )
     rows = np.flatnonzero((index.offset >= 0) & (index.length > 0))
     is_mapped = reader.map() is not None  # then it costs nothing to view a payload whole
-    for batch in _iter_batches(rows, np.minimum(index.length[rows], 0 if is_mapped else _LONGEST_HEAD // 4)):
+    most, at_once = (0, _PICTURES_AT_ONCE) if is_mapped else (_LONGEST_HEAD // 4, _AT_ONCE)
+    for batch in _iter_batches(rows, np.minimum(index.length[rows], most), at_once=at_once):
         offsets, lengths = index.offset[batch], index.length[batch]
-        heads = reader.read_many(offsets, lengths) if is_mapped else _read_heads(reader, offsets, lengths)
-        for row, head in zip(batch.tolist(), heads, strict=True):
-            found = parse_geometry(head)
-            if found is not None:
-                columns.width[row], columns.height[row] = found.width, found.height
-                columns.orientation[row] = found.orientation
+        whole: Buffer | None = reader.map()
+        if whole is None:
+            heads = _read_heads(reader, offsets, lengths)
+            lengths = np.array([len(head) for head in heads], np.int64)
+            whole, offsets = b"".join(heads), np.cumsum(lengths) - lengths
+        found = parse_geometries(whole, offsets, lengths)
+        columns.width[batch], columns.height[batch], columns.orientation[batch] = found
     return columns
 
 
