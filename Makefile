@@ -56,6 +56,10 @@ fuzz: $(VENV)/stamp programs ## Run the property and mutation tests with FUZZ=10
 bench: $(VENV)-bench/stamp ## Measure beside the peers (PYTHON=...: 3.12 or newer, which webshart needs; ARGS=... for run.py)
 	$(VENV)-bench/bin/python benchmarks/run.py $(ARGS)
 
+.PHONY: test-webshart
+test-webshart: $(VENV)-bench/stamp ## Exchange indexes and states with webshart itself (PYTHON=...: 3.12 or newer)
+	$(VENV)-bench/bin/python -m pytest peers
+
 .PHONY: docs
 docs: $(VENV)/stamp ## Write docs/cli.md from the commands' help texts and check the links
 	$(RUN) scripts/build_docs.py
@@ -85,9 +89,9 @@ $(VENV)-lower/stamp: pyproject.toml scripts/lower_bounds.py
 $(VENV)-bench/stamp: pyproject.toml benchmarks/requirements.txt
 	@$(BENCH_PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null || { \
 		echo "$(BENCH_PYTHON) is no Python 3.12 or newer, which webshart needs. Name one:" >&2; \
-		echo "  pyenv:  make bench PYTHON=\"\$$(ls -d \"\$$(pyenv root)\"/versions/3.12*/bin/python | tail -n 1)\"" >&2; \
+		echo "  pyenv:  make $(or $(MAKECMDGOALS),bench) PYTHON=\"\$$(ls -d \"\$$(pyenv root)\"/versions/3.12*/bin/python | tail -n 1)\"" >&2; \
 		echo "          (pyenv install 3.12 brings one)" >&2; \
-		echo "  uv:     make bench PYTHON=\"\$$(uv python find 3.12)\"   (uv python install 3.12 brings one)" >&2; \
+		echo "  uv:     make $(or $(MAKECMDGOALS),bench) PYTHON=\"\$$(uv python find 3.12)\"   (uv python install 3.12 brings one)" >&2; \
 		exit 1; }
 	$(BENCH_PYTHON) -m venv --clear $(VENV)-bench
 	$(VENV)-bench/bin/python -m pip install --quiet --upgrade 'pip>=25.1'

@@ -1,9 +1,11 @@
-"""Every Python block of the README and of docs/ runs as it stands."""
+"""Every Python block of the README and of docs/ runs as it stands, and the commands of the page about webshart."""
 
 from __future__ import annotations
 
 import io
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -17,20 +19,20 @@ from shardset.formats.faults import ERRORS, WARNINGS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-def blocks():
-    for page in PAGES:
+def blocks(language, pages):
+    block = re.compile(rf"^```{language}\n(.*?)^```", re.MULTILINE | re.DOTALL)
+    for page in pages:
         text = page.read_text(encoding="utf-8")
-        for found in BLOCK.finditer(text):
+        for found in block.finditer(text):
             line = text.count("\n", 0, found.start()) + 1
             yield pytest.param(found[1], id=f"{page.name}:{line}")
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder as the pages describe it: shards/ with the photographs, damaged/ with one shard cut short."""
+    """A folder as the pages describe it: the photographs in shards/ and loose-pairs/, a shard cut short in damaged/."""
     photos = sorted((ROOT / "examples" / "data").glob("0*"))
     keys = sorted({path.name.partition(".")[0] for path in photos})
     for number, start in enumerate(range(0, len(keys), 4)):
@@ -43,6 +45,7 @@ def folder(tmp_path, monkeypatch):
                     member = tarfile.TarInfo(path.name)
                     member.size = len(payload)
                     tar.addfile(member, io.BytesIO(payload))
+    shutil.copytree(ROOT / "examples" / "data", tmp_path / "loose-pairs", ignore=shutil.ignore_patterns("[!0]*"))
     damaged = tmp_path / "damaged" / "photos-00000.tar"
     damaged.parent.mkdir()
     damaged.write_bytes((tmp_path / "shards" / "photos-00000.tar").read_bytes()[:100_000])
@@ -59,13 +62,30 @@ def served(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", list(blocks()))
+@pytest.mark.parametrize("block", list(blocks("python", PAGES)))
 def test_a_block_of_the_documentation_runs(block, folder, request):
     if "https://data.example.org" in block:
         block = re.sub(r"https://data\.example\.org/?", request.getfixturevalue("served"), block)
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", block],
         cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", list(blocks("sh", [ROOT / "docs" / "webshart.md"])))
+def test_the_commands_of_a_page_run(block, folder):
+    index_dataset(folder / "shards", workers=0)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        ["sh", "-e", "-c", block],
+        cwd=folder,
+        env={**os.environ, "PATH": path},
         capture_output=True,
         text=True,
         timeout=120,

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import Any as _Any
 
-    from .dataset.dataset import Dataset
+    from .dataset.dataset import Dataset, DiscoveredDataset
     from .dataset.opening import discover_dataset, open_dataset
+    from .dataset.pairs import PairedDataset, SampleLocation, SamplePair, discover_paired_dataset
+    from .dataset.rewriting import upload_caption_metadata
     from .dataset.sample import Sample
     from .errors import (
         AccessError,
@@ -33,31 +35,44 @@ if TYPE_CHECKING:
         TransferError,
         TruncatedError,
     )
+    from .index.captioning import apply_captions_to_metadata, write_captions_to_metadata
     from .index.members import TarMember, TarMemberIndex, TarPart, TarSample, build_tar_member_index
+    from .loading.bucket_loader import BucketDataLoader
     from .loading.cursor import TarDataLoader
+    from .loading.paired import LoadedSamplePair, PairedTarDataLoader
     from .policy import Policy, Report
     from .tasks import index_dataset
+    from .webshart.extraction import MetadataExtractor
+    from .writing.optimize import optimize_dataset
 
 __all__ = [
     "AccessError",
+    "BucketDataLoader",
     "ChangedError",
     "ChecksumError",
     "CompressedShardError",
     "Dataset",
     "DecodeError",
+    "DiscoveredDataset",
     "DuplicateFieldError",
     "FormatError",
     "IndexFileError",
     "LimitError",
+    "LoadedSamplePair",
+    "MetadataExtractor",
     "MissingExtraError",
     "MissingFieldError",
     "NotFoundError",
+    "PairedDataset",
+    "PairedTarDataLoader",
     "Policy",
     "RangeIgnoredError",
     "RateLimitedError",
     "Report",
     "Sample",
     "SampleError",
+    "SampleLocation",
+    "SamplePair",
     "ShardsetError",
     "StateError",
     "StorageError",
@@ -69,23 +84,35 @@ __all__ = [
     "TransferError",
     "TruncatedError",
     "__version__",
+    "apply_captions_to_metadata",
     "build_tar_member_index",
     "discover_dataset",
+    "discover_paired_dataset",
     "index_dataset",
     "open_dataset",
+    "optimize_dataset",
+    "upload_caption_metadata",
+    "write_captions_to_metadata",
 ]
 
 # Where each public name lives. Nothing is imported before it is asked for, so `import shardset` costs nothing.
 _HOMES = {
-    "Dataset": ".dataset.dataset",
+    **dict.fromkeys(("Dataset", "DiscoveredDataset"), ".dataset.dataset"),
     **dict.fromkeys(("discover_dataset", "open_dataset"), ".dataset.opening"),
+    **dict.fromkeys(("PairedDataset", "SampleLocation", "SamplePair", "discover_paired_dataset"), ".dataset.pairs"),
+    "upload_caption_metadata": ".dataset.rewriting",
     "Sample": ".dataset.sample",
+    **dict.fromkeys(("apply_captions_to_metadata", "write_captions_to_metadata"), ".index.captioning"),
     **dict.fromkeys(
         ("TarMember", "TarMemberIndex", "TarPart", "TarSample", "build_tar_member_index"), ".index.members"
     ),
+    "BucketDataLoader": ".loading.bucket_loader",
     "TarDataLoader": ".loading.cursor",
+    **dict.fromkeys(("LoadedSamplePair", "PairedTarDataLoader"), ".loading.paired"),
     **dict.fromkeys(("Policy", "Report"), ".policy"),
     "index_dataset": ".tasks",
+    "MetadataExtractor": ".webshart.extraction",
+    "optimize_dataset": ".writing.optimize",
 }
 
 

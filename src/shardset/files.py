@@ -52,9 +52,7 @@ def open_atomic(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         OSError: The folder does not exist, is not writable, or the disk is full.
     """
     path = Path(path)
-    temporary = path.parent / f".{os.getpid()}-{secrets.token_hex(6)}.tmp"
-    # Opened with the mode of a plain open() and not by tempfile, whose files stay private after the rename.
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
+    temporary, handle = make_temporary(path)
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
@@ -64,7 +62,18 @@ def open_atomic(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
+
+
+def make_temporary(path: Path) -> tuple[Path, int]:
+    """Make the file that is to be renamed to `path`: hidden, in the same folder, open for writing.
+
+    Raises:
+        OSError: The folder does not exist, or is not writable.
+    """
+    temporary = path.parent / f".{os.getpid()}-{secrets.token_hex(6)}.tmp"
+    # Opened with the mode of a plain open() and not by tempfile, whose files stay private after the rename.
+    return temporary, os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
 
 
 def write_atomic(path: str | os.PathLike[str], data: Buffer) -> None:
@@ -73,8 +82,8 @@ def write_atomic(path: str | os.PathLike[str], data: Buffer) -> None:
         file.write(data)
 
 
-def _sync_folder(folder: Path) -> None:
-    """Flush the rename itself, where the system can open folders (Windows cannot)."""
+def sync_folder(folder: Path) -> None:
+    """Flush the renames in a folder themselves, where the system can open folders (Windows cannot)."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -188,6 +188,23 @@ def test_a_payload_is_told_by_its_content(payload, kind, pixels, text):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("name", "codec"), [("mp4", "mpeg4"), ("webm", "libvpx")])
+def test_a_video_is_shown_with_its_size_duration_and_frame_rate(run, tmp_path, name, codec):
+    import av
+
+    with av.open(str(tmp_path / f"a.{name}"), "w") as container:
+        stream = container.add_stream(codec, rate=25)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        for _ in range(50):
+            container.mux(stream.encode(av.VideoFrame(64, 48, "yuv420p")))
+        container.mux(stream.encode())
+    shard = write_shard(tmp_path / "a.tar", [(f"a.{name}", (tmp_path / f"a.{name}").read_bytes())])
+    assert "64x48, 2 s, 25 frames/s" in run("show", f"{shard}#0").text
+    (field,) = run("show", f"{shard}#0", "--json").document["fields"]
+    assert (field["kind"], field["width"], field["height"], field["orientation"]) == (name, 64, 48, 1)
+    assert (field["duration"], field["frame_rate"]) == (pytest.approx(2, abs=0.05), pytest.approx(25, abs=0.5))
+
+
 def test_a_narrow_terminal_cuts_the_content_and_no_place():
     _, shown = run_at_terminal("show", f"{PHOTOS}#1", columns=60, NO_COLOR="1")
     table = [line for line in shown.splitlines() if line.startswith(("field", "jpg", "txt"))]

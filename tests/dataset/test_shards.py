@@ -33,7 +33,8 @@ def test_a_reader_is_made_once_and_anew_when_a_cache_comes_before_it(folder, tmp
 
 def test_only_so_many_readers_and_indexes_are_kept(folder, monkeypatch):
     monkeypatch.setattr(module, "_READERS_KEPT", 2)
-    monkeypatch.setattr(module, "_FILES_KEPT", 2)
+    monkeypatch.setattr(module, "_LISTS_KEPT", 2)
+    monkeypatch.setattr(module, "_ROWS_KEPT", 0)
     store = CountingStore(LocalStore())
     dataset = discover_dataset(folder, store=store)
     for _ in range(3):

@@ -38,7 +38,8 @@ def test_an_entry_says_where_its_file_stands(tmp_path):
     assert (entry.width, entry.height, entry.aspect) == (None, None, None)
     assert (entry.json_path, entry.json_data, entry.json_metadata, entry.captions, entry.caption) == (None,) * 5
     assert entry.metadata == {"path": "d/b.jpg", "offset": 512, "size": 7}
-    assert repr(entry) == "TarFileEntry(path='d/b.jpg', offset=512, size=7, job_id='shard0000_file000001')"
+    assert repr(entry) == "TarFileEntry(path='d/b.jpg', offset=512, size=7, shard_idx=0, file_idx=1)"
+    assert entry.job_id == "shard0000_file000001"
 
 
 def test_the_json_beside_it_is_given_as_bytes_and_as_a_value():
@@ -48,7 +49,7 @@ def test_the_json_beside_it_is_given_as_bytes_and_as_a_value():
     assert entry.json_data == raw
     assert entry.json_metadata == DOCUMENT
     assert entry.captions == entry.caption == "from json"
-    assert entry.metadata == {"path": "a.jpg", "offset": 512, "size": 1, "json_path": "a.json"}
+    assert entry.metadata == {"path": "a.jpg", "offset": 512, "size": 1, "json_path": "a.json", "captions": "from json"}
 
 
 def test_sidecars_are_read_only_when_asked_for(tmp_path):
@@ -68,7 +69,8 @@ def test_sidecars_are_read_only_when_asked_for(tmp_path):
 def test_entries_of_an_iteration_have_no_sidecars(tmp_path):
     path = write_shard(tmp_path / "a.tar", [("a.jpg", b"x"), ("a.json", b'{"caption": "c"}'), ("a.txt", b"t")])
     for entry in TarDataLoader(path):
-        assert (entry.json_path, entry.json_data, entry.captions) == (None, None, None)
+        assert (entry.json_data, entry.captions) == (None, None)
+        assert entry.json_path == ("a.json" if entry.path == "a.jpg" else None)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +114,7 @@ def test_what_an_index_holds_is_given_without_reading_anything():
         }
     }
     entry = load(("a.jpg", b"x"), ("a.json", b"{}"), index=index)
-    assert (entry.width, entry.height, entry.aspect) == (40, 30, 40 / 30)
+    assert (entry.width, entry.height, entry.aspect) == (40, 30, 1.3333333730697632)
     assert entry.json_metadata == DOCUMENT
     assert entry.json_data == b"{}"
     assert entry.metadata == {
@@ -121,7 +123,7 @@ def test_what_an_index_holds_is_given_without_reading_anything():
         "size": 1,
         "width": 40,
         "height": 30,
-        "aspect": 40 / 30,
+        "aspect": 1.3333333730697632,
         "json_path": "a.json",
         "captions": "c",
         "json_metadata": DOCUMENT,

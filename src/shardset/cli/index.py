@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import contextmanager
 from shlex import quote
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from shardset.policy import Policy
 from shardset.tasks import index_dataset
 
-from .program import Command, MisuseError, Settings
-from .text import clean, counted, dump_json, human_size, name_fields, printable
+from .program import Command, Settings
+from .reporting import finding_lines, findings_document, misuse, progress_bar
+from .text import clean, counted, dump_json, human_size, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from shardset.policy import Report
     from shardset.tasks import IndexResult
-
-_PLACES_SHOWN: Final = 3
 
 
 @click.command(
@@ -79,43 +75,24 @@ def command(
     in .shardset/. What a catalog knows already, unchanged, is taken over; an interrupted run is simply run again.
     """
     source = sources[0] if len(sources) == 1 else list(sources)
-    with _progress(settings) as progress:
-        try:
-            result = index_dataset(
-                source,
-                destination=destination,
-                captions=captions,
-                geometry=geometry,
-                sidecars=sidecars,
-                force=force,
-                workers=workers,
-                policy=Policy(on_error=on_error),
-                progress=progress,
-            )
-        except ValueError as error:
-            if type(error) is not ValueError:
-                raise
-            raise MisuseError(str(error), "a source is a folder, a shard, a glob, or a pattern in braces") from error
+    hint = "a source is a folder, a shard, a glob, or a pattern in braces"
+    with progress_bar(settings, "indexing") as progress, misuse(hint):
+        result = index_dataset(
+            source,
+            destination=destination,
+            captions=captions,
+            geometry=geometry,
+            sidecars=sidecars,
+            force=force,
+            workers=workers,
+            policy=Policy(on_error=on_error),
+            progress=progress,
+        )
     if as_json:
         click.echo(dump_json(index_document(result)))
         return
     for line in _summary(result, source if isinstance(source, str) else destination or source[0]):
         click.echo(printable(line))
-
-
-@contextmanager
-def _progress(settings: Settings) -> Iterator[Callable[[int, int], None] | None]:
-    """Give a function that shows how many shards are done, where somebody looks."""
-    if settings.quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("indexing"), BarColumn(), MofNCompleteColumn(), TextColumn("shards"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("index", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def index_document(result: IndexResult) -> dict[str, Any]:
@@ -129,22 +106,7 @@ def index_document(result: IndexResult) -> dict[str, Any]:
         "sidecars_written": result.sidecars_written,
         "shards_reused": result.shards_reused,
         "catalog": clean(str(result.folder)),
-        "findings": [
-            {
-                "code": code,
-                "count": count,
-                "places": [
-                    {
-                        **(name_fields("shard", place.shard) if place.shard is not None else {"shard": None}),
-                        "offset": place.offset,
-                        "member": None if place.key is None else clean(place.key),
-                        "message": clean(place.message),
-                    }
-                    for place in places
-                ],
-            }
-            for code, count, places in result.report
-        ],
+        "findings": findings_document(result.report),
     }
 
 
@@ -160,14 +122,5 @@ def _summary(result: IndexResult, source: str) -> Iterator[str]:
     reused = f"; {counted(result.shards_reused, 'shard')} unchanged since the last time" if result.shards_reused else ""
     yield f"sidecar indexes written: {result.sidecars_written:,}{reused}"
     yield f"catalog: {result.folder}"
-    yield from _finding_lines(result.report)
+    yield from finding_lines(result.report)
     yield f"next: shardset ls {quote(source)}"
-
-
-def _finding_lines(report: Report) -> Iterator[str]:
-    for code, count, places in report:
-        yield f"{code}: {counted(count, 'finding')}"
-        for place in places[:_PLACES_SHOWN]:
-            yield f"  {place}"
-        if places and count > _PLACES_SHOWN:
-            yield f"  ... and {count - min(len(places), _PLACES_SHOWN):,} more"

@@ -29,6 +29,9 @@ COMMANDS: Final = {
     "show": "Show one sample, or one shard, with offsets and findings.",
     "cat": "Write one payload to standard output, byte for byte.",
     "stats": "Count samples, fields, sizes, captions and shapes.",
+    "extract-metadata": "Write an index for each shard, with its captions.",
+    "optimize-captions": "Write the captions in the sidecars of shards into their indexes.",
+    "optimize-dataset": "Pack loose files with sidecars, or old archives, into indexed shards.",
     "cache": "Look at cached shards, clear them, or check them.",
     "completion": "Print the completion script of a shell.",
 }
@@ -113,7 +116,7 @@ class Program(click.Group):
         """Load a command."""
         if name not in COMMANDS:
             return None
-        command: click.Command = import_module(f".{name}", __package__).command
+        command: click.Command = import_module(f".{name.replace('-', '_')}", __package__).command
         return command
 
     def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from shardset.errors import without_secrets
 from shardset.formats.geometry import parse_geometry, sniff_kind
+from shardset.formats.media import Media, read_media
 from shardset.formats.tar import Kind
 from shardset.index.build import scan_reader
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _HEAD: Final = 64 << 10
 _LONGEST_TEXT: Final = 1_000
+_VIDEOS: Final = frozenset({"mp4", "mov", "m4a", "webm", "mkv"})
 _PICTURES: Final = frozenset({"jpeg", "png", "webp", "gif", "bmp", "tiff", "avif", "heic", "heif", "jxl", "ico"})
 
 
@@ -81,7 +83,7 @@ class ShownField(NamedTuple):
     offset: int | None
     length: int
     kind: str
-    geometry: Geometry | None
+    geometry: Geometry | Media | None
     text: str | None
 
     @property
@@ -104,8 +106,8 @@ def show_field(sample: Sample, place: int, dataset: Dataset) -> ShownField:
     return ShownField(field, name, offset, length, kind, geometry, text)
 
 
-def look_at(reader: Reader, offset: int, length: int) -> tuple[str, Geometry | None, str | None]:
-    """Tell of a payload its kind, its geometry if it is a picture, and how it begins if it is text."""
+def look_at(reader: Reader, offset: int, length: int) -> tuple[str, Geometry | Media | None, str | None]:
+    """Tell of a payload its kind, what its header says if it is a picture or video, and how it begins if it is text."""
     if not length:
         return "empty", None, None
     head = reader.view(offset, min(length, _HEAD))
@@ -113,6 +115,9 @@ def look_at(reader: Reader, offset: int, length: int) -> tuple[str, Geometry | N
     if kind in _PICTURES:
         whole = head if reader.map() is None else reader.view(offset, length)
         return kind, parse_geometry(whole), None
+    if kind in _VIDEOS:
+        found = read_media(lambda at, count: reader.view(offset + at, max(0, min(count, length - at))), length)
+        return kind, found, None
     text = _decode(bytes(head), is_whole=length <= _HEAD) if kind in {None, "json", "html", "svg"} else None
     return kind or ("data" if text is None else "text"), None, text
 
@@ -153,11 +158,16 @@ def sample_document(sample: Sample, fields: list[ShownField], dataset: Dataset) 
     }
 
 
-def _geometry_document(geometry: Geometry | None) -> dict[str, int | None]:
-    if geometry is None:
-        return {"width": None, "height": None, "orientation": None}
-    width, height = geometry.display_size
-    return {"width": width, "height": height, "orientation": geometry.orientation}
+def _geometry_document(geometry: Geometry | Media | None) -> dict[str, Any]:
+    width, height = (geometry and geometry.display_size) or (None, None)
+    media = geometry if isinstance(geometry, Media) else None
+    return {
+        "width": width,
+        "height": height,
+        "orientation": geometry.orientation if geometry is not None and width is not None else None,
+        "duration": media and media.duration,
+        "frame_rate": media and media.frame_rate,
+    }
 
 
 def _same_key(sample: Sample, dataset: Dataset) -> list[int]:
@@ -191,9 +201,14 @@ def _print_sample(sample: Sample, fields: list[ShownField], dataset: Dataset) ->
 
 def _content(shown: ShownField) -> str | None:
     if shown.geometry is not None:
-        width, height = shown.geometry.display_size
-        turned = "" if shown.geometry.orientation == 1 else f", orientation {shown.geometry.orientation}"
-        return f"{width}x{height}{turned}"
+        size = shown.geometry.display_size
+        said = [] if size is None else [f"{size[0]}x{size[1]}"]
+        if shown.geometry.orientation != 1:
+            said.append(f"orientation {shown.geometry.orientation}")
+        if isinstance(shown.geometry, Media):
+            said += [] if shown.geometry.duration is None else [f"{shown.geometry.duration:.4g} s"]
+            said += [] if shown.geometry.frame_rate is None else [f"{shown.geometry.frame_rate:.4g} frames/s"]
+        return ", ".join(said)
     return shown.text and shorten(one_line(shown.text), 200)
 
 

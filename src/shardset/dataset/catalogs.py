@@ -1,7 +1,8 @@
 """Which catalog a dataset uses: the one beside its shards or in the user's cache, if it is fresh, or a new one.
 
-A catalog is fresh while it names the same shards with the same size and identity (mtime and inode, or etag). What is
-stale is never trusted: shards that did not change are taken over, the others are indexed again.
+A catalog is fresh while it names the same shards with the same size and identity (mtime and inode, or etag), and with
+the same sidecar indexes, since people edit captions in them. What is stale is never trusted: shards that did not change
+are taken over, the others are indexed again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from shardset.index.catalog import Catalog, Manifest, open_catalog
 from shardset.index.catalog_writer import row_from_catalog, shard_row, split_groups, write_group, write_manifest
 from shardset.index.sidecar import parse_sidecar, sidecar_path
 from shardset.policy import Place, Policy, Report
-from shardset.storage.local import local_path
+from shardset.storage.local import file_identity, local_path
 from shardset.storage.store import UNKNOWN, is_remote, url_join, url_scheme
 from shardset.storage.threads import map_in_threads
 
@@ -89,7 +90,7 @@ def find_catalog(found: Found, options: IndexOptions, report: Report) -> Catalog
         if catalog is None or not satisfies(catalog, options):
             continue
         try:
-            if is_fresh(catalog, found.shards):
+            if is_fresh(catalog, found.shards, options):
                 return catalog
             if folder != cached and _is_outdated(catalog, found):
                 report.add("stale_catalog", Place(str(folder)))
@@ -117,7 +118,20 @@ def satisfies(catalog: Catalog, options: IndexOptions) -> bool:
     return manifest.captions >= options.captions and manifest.geometry >= options.geometry
 
 
-def is_fresh(catalog: Catalog, shards: Sequence[ShardSource]) -> bool:
+def sidecar_identity(url: str) -> str | None:
+    """Return the identity of a sidecar index as it is now: ``""`` if there is none, None if it is elsewhere.
+
+    One that is elsewhere is not looked at, since that would be a request for every shard each time.
+    """
+    if url_scheme(url) not in {"", "file"}:
+        return None
+    try:
+        return file_identity(os.stat(local_path(url)))  # noqa: PTH116 - half the time of Path.stat
+    except OSError:
+        return ""
+
+
+def is_fresh(catalog: Catalog, shards: Sequence[ShardSource], options: IndexOptions) -> bool:
     """Tell whether a catalog describes exactly these shards, as they are now and where they are now.
 
     Raises:
@@ -134,6 +148,7 @@ def is_fresh(catalog: Catalog, shards: Sequence[ShardSource]) -> bool:
         and entry.identity == shard.info.identity
         and entry.name == shard.name
         and not (may_have_moved and entry.url != _whole_url(shard.url))
+        and entry.sidecar in {None, sidecar_identity(options.sidecar_url(shard))}
         for entry, shard in zip(known, shards, strict=True)
     )
 
@@ -187,12 +202,15 @@ def build_catalog(
         FormatError: A shard is damaged, and the policy says to raise.
         StorageError: A shard cannot be read, or the folder cannot be written.
     """
-    known = known_rows(reversed(_folders(found, options)), options, None)  # find_catalog has told what is wrong
+    # find_catalog has told what is wrong
+    known = known_rows(reversed(_folders(found, options)), options, None, options.sidecar_url)
 
     def row_of(shard: ShardSource) -> ShardRow:
         row = known(shard)
         if row is None:
-            return shard_row(load(shard), url=shard.url, name=shard.name, identity=shard.info.identity)
+            sidecar = sidecar_identity(options.sidecar_url(shard))  # looked at first: if it changes now, that shows
+            index = load(shard)
+            return shard_row(index, url=shard.url, name=shard.name, identity=shard.info.identity, sidecar=sidecar)
         settle_row(row, policy, report)
         return row
 
@@ -204,7 +222,10 @@ def build_catalog(
 
 
 def known_rows(
-    folders: Iterable[Path], options: IndexOptions, report: Report | None
+    folders: Iterable[Path],
+    options: IndexOptions,
+    report: Report | None,
+    sidecar_url: Callable[[ShardSource], str],
 ) -> Callable[[ShardSource], ShardRow | None]:
     """Return a look-up of shards that the catalogs in `folders`, though stale as a whole, know as they are now.
 
@@ -212,8 +233,9 @@ def known_rows(
         folders: Where the catalogs are; a later one comes before an earlier one.
         options: What they must hold.
         report: Counts catalogs that cannot be read; None to pass over them.
+        sidecar_url: Gives the place of a shard's sidecar index.
     """
-    places: dict[tuple[str, int, str], tuple[Catalog, int]] = {}
+    places: dict[tuple[str, int, str, str | None], tuple[Catalog, int]] = {}
     for folder in folders:
         catalog = _open(folder, report)
         if catalog is None or not satisfies(catalog, options):
@@ -225,10 +247,11 @@ def known_rows(
             continue
         for number, first in enumerate(catalog.shard_starts[:-1]):
             for at, entry in enumerate(catalog.entries(number)):
-                places[entry.name, entry.size, entry.identity] = (catalog, first + at)
+                places[entry.name, entry.size, entry.identity, entry.sidecar] = (catalog, first + at)
 
     def look_up(shard: ShardSource) -> ShardRow | None:
-        place = places.get((shard.name, shard.info.size, shard.info.identity))
+        known = (shard.name, shard.info.size, shard.info.identity)
+        place = places.get((*known, sidecar_identity(sidecar_url(shard)))) or places.get((*known, None))
         if place is None or shard.info.identity == UNKNOWN:
             return None
         return replace(row_from_catalog(*place), url=shard.url)

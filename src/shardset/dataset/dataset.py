@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import logging
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, overload
 
-from shardset.errors import MissingFieldError, StateError, without_secrets
+from shardset.errors import FormatError, MissingFieldError, StateError, without_secrets
 from shardset.index.build import settle_faults
 from shardset.index.catalog import Catalog, ShardEntry, open_catalog
 from shardset.index.records import SampleRecord, join_tables, read_record, read_records
+from shardset.storage.anywhere import AnyStore
+from shardset.storage.store import url_scheme
 from shardset.storage.threads import map_ahead
 
 from .catalogs import IndexOptions, build_catalog, catalog_in_cache, find_catalog
+from .discover import Found
 from .reading import BatchReader, by_group, split_chunks
+from .rewriting import coalesced_folder
 from .sample import Sample
 from .shards import Shards
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterator, Sequence
 
     import numpy as np
@@ -30,8 +37,8 @@ if TYPE_CHECKING:
     from shardset.storage.cache import CachedStore
     from shardset.storage.store import Store
 
-    from .discover import Found
     from .reading import Chunk
+    from .shards import Origin
 
 logger = logging.getLogger(__name__)
 
@@ -62,12 +69,74 @@ class Dataset(Shards):
         policy: Policy | None = None,
         report: Report | None = None,
         catalog: Catalog | None = None,
+        origin: Origin | None = None,
+        hf_token: str | None = None,
     ) -> None:
-        super().__init__(found, store, options=options, policy=policy, report=report, catalog=catalog)
+        super().__init__(
+            found,
+            store,
+            options=options,
+            policy=policy,
+            report=report,
+            catalog=catalog,
+            origin=origin,
+            hf_token=hf_token,
+        )
+        self._metadata_given = self._options.metadata
         # The samples of the group that was looked into last, which is most often the one looked into next.
         self._span: tuple[int, int, Any, int] = (0, 0, None, 0)
         if catalog is not None:
             self._settle_damage(catalog)
+
+    def renew(self, metadata: str | None = None) -> None:
+        """Read indexes anew when they are needed next: somebody has changed them.
+
+        Args:
+            metadata: Folder that they are in from now on; by default where they were.
+        """
+        if metadata is not None:
+            self._options = replace(self._options, metadata=metadata)
+            scheme = url_scheme(self.shard_url(0))
+            if scheme not in {"", "file"} and not isinstance(self._store, AnyStore):
+                self._store = AnyStore({scheme: self._store})
+                if self._sidecars is not None:
+                    self._sidecars.store = self._store
+        self._store.close()
+        self._files.clear()
+        self._span = (0, 0, None, 0)
+        if self._found is not None:
+            self._catalog = None
+
+    def enable_metadata_cache(self, location: str | os.PathLike[str], init_shard_count: int = 4) -> None:
+        """Keep the sidecar indexes of shards on this machine's disk, each for as long as its etag stays what it is.
+
+        Indexes that `TarDataLoader.coalesce_caption_metadata` made there are read in place of the others.
+
+        Args:
+            location: The folder.
+            init_shard_count: So many shards' indexes are read at once, from the first on.
+
+        Raises:
+            As `files`.
+        """
+        super().enable_metadata_cache(location, 0)
+        folder = coalesced_folder(self)
+        if folder is not None and Path(folder).is_dir():
+            self.renew(folder)
+        self.load_files(range(min(init_shard_count, self.num_shards)))
+
+    def clear_metadata_cache(self) -> None:
+        """Remove all indexes from the metadata cache, which stays enabled, and forget those in memory.
+
+        Those that `TarDataLoader.coalesce_caption_metadata` made there go too.
+        """
+        super().clear_metadata_cache()
+        folder = coalesced_folder(self)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            if self._options.metadata == folder:
+                self._options = replace(self._options, metadata=self._metadata_given)
+        self.renew()
 
     @property
     def catalog(self) -> Catalog:
@@ -108,14 +177,10 @@ class Dataset(Shards):
     @property
     def total_files(self) -> int:
         """Files in all shards, those of no sample included."""
-        return self.catalog.num_files
-
-    @property
-    def total_size(self) -> int:
-        """Bytes of all shards."""
-        if self._found is not None:
-            return sum(shard.info.size for shard in self._found.shards)
-        return sum(int(self.catalog.group(number).shard_sizes.sum()) for number in range(self.catalog.num_groups))
+        try:
+            return self.catalog.num_files
+        except FormatError:  # perhaps of what is no tar and has an index
+            return self.file_start(self.num_shards)
 
     def faults(self) -> Iterator[tuple[str, Fault]]:
         """Yield what is wrong or odd in the shards, with the url of each."""
@@ -128,6 +193,70 @@ class Dataset(Shards):
         They are views of the mapped files, a chunk for each group. The column ``shard`` counts within its group.
         """
         return join_tables([self.catalog.group(number) for number in range(self.catalog.num_groups)])
+
+    def subset(self, shard_indices: Sequence[int]) -> Dataset:
+        """Return a dataset of some of the shards, in the order given.
+
+        Raises:
+            IndexError: There is no such shard.
+        """
+        shards = tuple(self.info(number) for number in shard_indices)
+        root = self.name if self._found is None else self._found.root
+        found = Found(self.name, root, shards)
+        return Dataset(
+            found,
+            self._store,
+            options=self._options,
+            policy=self.policy,
+            report=self.report,
+            origin=self._origin,
+            hf_token=self._hf_token,
+        )
+
+    def field_rename(
+        self,
+        old_name: str,
+        new_name: str,
+        *,
+        overwrite: bool = False,
+        destination: str | os.PathLike[str] | None = None,
+    ) -> int:
+        """Rename a field of the entries of every sidecar index.
+
+        Args:
+            old_name: What it is called.
+            new_name: What it shall be called.
+            overwrite: Replace a field that has the new name already.
+            destination: Folder to write the indexes to, from which they are read from then on; by default they are
+                rewritten where they are.
+
+        Returns:
+            How many entries had the field.
+
+        Raises:
+            ValueError: A name is empty or one of the index's own, an entry has a field of the new name, or the indexes
+                are elsewhere and there is no destination.
+            IndexFileError: An index is malformed; none was changed.
+        """
+        from .rewriting import rename_field  # noqa: PLC0415 - few datasets are rewritten
+
+        return rename_field(self, old_name, new_name, overwrite=overwrite, destination=destination)
+
+    def probe_caption_layout(self, max_shards: int | None = None) -> dict[str, Any]:
+        """Tell from the indexes of the first shards how captions are kept.
+
+        Args:
+            max_shards: How many shards to look at; by default all.
+
+        Returns:
+            ``layout``, one of ``none, embedded, json_sidecar, txt_sidecar, mixed``, and the counts that it rests on.
+
+        Raises:
+            ValueError: `max_shards` is not positive.
+        """
+        from .rewriting import probe_caption_layout  # noqa: PLC0415 - as above
+
+        return probe_caption_layout(self, max_shards)
 
     def __len__(self) -> int:
         return self.catalog.num_samples
@@ -142,7 +271,17 @@ class Dataset(Shards):
         found = self._found
         if found is not None and all(without_secrets(shard.url) == shard.url for shard in found.shards):
             found = None
-        sent = _Sent(str(folder), tokens, found, self._store, self._options, self.policy, self._cache, self._sidecars)
+        sent = _Sent(
+            str(folder),
+            tokens,
+            found,
+            self._store,
+            self._options,
+            self.policy,
+            self._cache,
+            self._sidecars,
+            self.origin,
+        )
         return _reopen, (sent,)
 
     @overload
@@ -330,6 +469,7 @@ class _Sent(NamedTuple):
     policy: Policy
     cache: CachedStore | None
     sidecars: CachedStore | None
+    origin: Origin
 
 
 def _reopen(sent: _Sent) -> Dataset:
@@ -337,6 +477,12 @@ def _reopen(sent: _Sent) -> Dataset:
     if tuple(group.samples for group in catalog.manifest.groups) != sent.tokens:
         what = f"the catalog {sent.folder} was written again after the dataset was sent"
         raise StateError(what, hint="send it again")
-    dataset = Dataset(sent.found, sent.store, options=sent.options, catalog=catalog, policy=sent.policy)
+    dataset = Dataset(
+        sent.found, sent.store, options=sent.options, catalog=catalog, policy=sent.policy, origin=sent.origin
+    )
     dataset._cache, dataset._sidecars = sent.cache, sent.sidecars  # noqa: SLF001 - as they were
     return dataset
+
+
+DiscoveredDataset = Dataset
+"""webshart's name for it."""

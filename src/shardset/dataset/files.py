@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import copy
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
 
 from shardset.errors import ChangedError, LimitError
-from shardset.index.table import number_by_path
+from shardset.index.table import PathNumbering, number_by_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from numpy.typing import NDArray
+
+    from shardset.errors import ShardsetError
     from shardset.formats.captions import Captions
-    from shardset.index.table import PathNumbering, ShardIndex
+    from shardset.index.table import ShardIndex
     from shardset.storage.store import Reader
 
 
 LARGEST_SPARSE: Final = 1 << 30
 """The largest sparse file, with its holes, that is put together in memory, in bytes."""
+
+
+class JsonPlace(NamedTuple):
+    """Where the JSON sidecar of a file stands; what an index does not tell is None."""
+
+    path: str
+    offset: int | None
+    length: int | None
 
 
 class ShardFiles:
@@ -26,11 +40,38 @@ class ShardFiles:
     Attributes:
         index: The shard's index.
         url: The shard's address.
+        unfit: What is raised instead of reading, where the index is not one of the shard's bytes; None where it is.
+        json_limit: Bytes of the largest sidecar that counts; None for any.
     """
 
-    def __init__(self, index: ShardIndex, url: str) -> None:
+    def __init__(self, index: ShardIndex, url: str, unfit: ShardsetError | None = None) -> None:
         self.index = index
         self.url = url
+        self.unfit = unfit
+        self.json_limit: int | None = None
+        self._limited: ShardFiles | None = None
+
+    def within(self, limit: int) -> ShardFiles:
+        """Return the same files where sidecars of more than `limit` bytes count as missing."""
+        if self.largest <= limit:
+            return self
+        if self._limited is None or self._limited.json_limit != limit:
+            self._limited = limited = copy.copy(self)
+            limited.forget_lists()
+            limited.json_limit = limit
+            lengths, numbering = np.append(self.index.length, 0), self.numbering
+            limited.numbering = PathNumbering(
+                numbering.files,
+                numbering.samples,
+                *(np.where(lengths[rows] > limit, -1, rows) for rows in (numbering.json_rows, numbering.text_rows)),
+            )
+        return self._limited
+
+    def forget_lists(self) -> None:
+        """Free everything but the columns of the index; it is made again when it is asked for."""
+        for name in _LISTS:
+            self.__dict__.pop(name, None)
+        self._limited = None
 
     @cached_property
     def numbering(self) -> PathNumbering:
@@ -78,12 +119,78 @@ class ShardFiles:
         lengths: list[int] = self.index.length.tolist()
         return lengths
 
-    def geometry(self, row: int) -> tuple[int, int] | None:
-        """Return width and height as stored, or None where they are not known."""
+    @cached_property
+    def file_numbers(self) -> list[int]:
+        """Number of every row's file, in path order."""
+        return _places_of(self.numbering.files, self.index.num_files)
+
+    @cached_property
+    def sample_numbers(self) -> list[int]:
+        """Number of every row's sample, in path order; -1 for sidecars."""
+        return _places_of(self.numbering.samples, self.index.num_files)
+
+    def width(self, row: int) -> int | None:
+        """Return the width in pixels as stored, or None where it is not known."""
         columns = self.index.geometry
-        if columns is None or not columns.width[row]:
+        return (None if columns is None else int(columns.width[row])) or None
+
+    def height(self, row: int) -> int | None:
+        """Return the height in pixels as stored, or None where it is not known."""
+        columns = self.index.geometry
+        return (None if columns is None else int(columns.height[row])) or None
+
+    def geometry(self, row: int) -> tuple[int, int] | None:
+        """Return width and height as stored, or None where they are not both known."""
+        width, height = self.width(row), self.height(row)
+        return None if width is None or height is None else (width, height)
+
+    @cached_property
+    def aspects(self) -> NDArray[np.float32]:
+        """Width by height of every row as webshart has it: what the index says, else the quotient; 0 if not known."""
+        columns, found = self.index.geometry, np.zeros(self.index.num_files, np.float32)
+        if columns is not None:
+            known = columns.height > 0
+            found[known] = np.divide(columns.width[known], columns.height[known], dtype=np.float32)
+        for row, fields in self.index.extra.items():
+            if "aspect" in fields:
+                found[row] = fields["aspect"]
+        return found
+
+    def aspect(self, row: int) -> float | None:
+        """Return width by height as webshart has it: what the index says, in single precision, else the quotient."""
+        stated = self.further(row).get("aspect")
+        if stated is not None:
+            return float(np.float32(stated))
+        size = self.geometry(row)
+        return None if size is None else float(np.float32(size[0]) / np.float32(size[1]))
+
+    def json_place(self, row: int) -> JsonPlace | None:
+        """Return where the JSON sidecar of a payload stands: what the index says, else what pairing by name finds."""
+        sample = self.sample_numbers[row]
+        found = self.json_rows[sample] if sample >= 0 else -1
+        stated = self.further(row)
+        path = stated.get("json_path", self.names[found] if found >= 0 else None)
+        if path is None:
             return None
-        return int(columns.width[row]), int(columns.height[row])
+        offset = stated.get("json_offset", self.offsets[found] if found >= 0 else None)
+        return JsonPlace(path, offset, stated.get("json_length", self.lengths[found] if found >= 0 else None))
+
+    def read_json(self, reader: Reader, row: int) -> bytes | None:
+        """Read the JSON sidecar of a payload; None if it has none, or the index does not say where it is.
+
+        Raises:
+            StorageError: Reading failed.
+        """
+        place = self.json_place(row)
+        if place is None or place.offset is None or place.length is None:
+            return None
+        if self.json_limit is not None and place.length > self.json_limit:
+            return None
+        sample = self.sample_numbers[row]
+        if place.offset < 0 and sample >= 0:
+            return self.read(reader, self.json_rows[sample])
+        self.check_fit()
+        return reader.read(place.offset, place.length)
 
     def captions(self, row: int) -> Captions:
         """Return the captions that the index holds for a payload."""
@@ -100,13 +207,24 @@ class ShardFiles:
             LimitError: It is a sparse file of more than `LARGEST_SPARSE` bytes with its holes.
             StorageError: Reading failed.
         """
+        self.check_fit()
         offset = self.offsets[row]
         if offset < 0:
             return self._read_sparse(reader, row)
         return reader.read(offset, self.lengths[row])
 
+    def check_fit(self) -> None:
+        """Raise if the index is not one of the shard's bytes.
+
+        Raises:
+            ShardsetError: `unfit`.
+        """
+        if self.unfit is not None:
+            raise self.unfit
+
     def view(self, reader: Reader, row: int) -> memoryview:
         """Give a payload as a view, as `read` does."""
+        self.check_fit()
         offset = self.offsets[row]
         if offset < 0:
             return memoryview(self._read_sparse(reader, row))
@@ -114,6 +232,7 @@ class ShardFiles:
 
     def read_many(self, reader: Reader, rows: list[int]) -> list[memoryview]:
         """Give many payloads as views, as `read` does, in the order asked."""
+        self.check_fit()
         offsets, lengths = self.offsets, self.lengths
         starts = [offsets[row] for row in rows]
         if self.index.sparse and min(starts, default=0) < 0:
@@ -132,6 +251,17 @@ class ShardFiles:
 
     def _read_sparse(self, reader: Reader, row: int) -> bytes:
         return read_pieces(reader, self.index.sparse[row], self.lengths[row], self.names[row])
+
+
+_LISTS: Final = tuple(name for name, value in vars(ShardFiles).items() if isinstance(value, cached_property))
+
+
+def _places_of(rows: NDArray[np.int64], count: int) -> list[int]:
+    """Return for each of `count` rows its place among `rows`, or -1."""
+    places = np.full(count, -1)
+    places[rows] = np.arange(len(rows))
+    listed: list[int] = places.tolist()
+    return listed
 
 
 def read_pieces(reader: Reader, pieces: Iterable[tuple[int, int, int]], size: int, name: str) -> bytes:
@@ -213,8 +343,7 @@ class ShardReader:
             IndexError: There is no such sample.
             StorageError: Reading failed.
         """
-        row = self._pick(self._files.json_rows, sample_index, "sample")
-        return None if row < 0 else self._files.read(self._reader, row)
+        return self._files.read_json(self._reader, self._pick(self._files.sample_rows, sample_index, "sample"))
 
     def __repr__(self) -> str:
         return f"ShardReader(num_files={self.num_files}, num_samples={self.num_samples})"

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardset.errors import without_secrets
 from shardset.index.catalog import open_catalog
 from shardset.policy import Policy, Report
 from shardset.storage.anywhere import AnyStore
@@ -14,6 +15,7 @@ from shardset.storage.store import Store, url_scheme
 from .catalogs import IndexOptions
 from .dataset import Dataset
 from .discover import find_shards
+from .shards import Origin
 
 if TYPE_CHECKING:
     from .discover import Source
@@ -21,9 +23,10 @@ if TYPE_CHECKING:
 
 def discover_dataset(
     source: Source,
-    *,
+    hf_token: str | None = None,
     subfolder: str | None = None,
     metadata: str | os.PathLike[str] | None = None,
+    *,
     store: Store | None = None,
     policy: Policy | None = None,
 ) -> Dataset:
@@ -32,6 +35,7 @@ def discover_dataset(
     Args:
         source: A folder (searched at any depth), a shard, a glob, a brace pattern, a file that lists some of these, or
             a list of these; on this machine's disks, a web server, or in a bucket.
+        hf_token: Token for the Hub; by default that in the environment's ``HF_TOKEN``.
         subfolder: Look only below this folder of `source`.
         metadata: Folder of the sidecar indexes, laid out like the shards, in any place; by default they stand beside
             their shards.
@@ -52,7 +56,20 @@ def discover_dataset(
         store = AnyStore()
     elif folder is not None and url_scheme(folder) != url_scheme(found.root):
         store = AnyStore({url_scheme(found.root): store})
-    return Dataset(found, store, options=options, policy=policy, report=report)
+    asked: str | list[str]
+    if isinstance(source, str | os.PathLike):
+        asked = without_secrets(os.fspath(source))
+    else:
+        asked = [without_secrets(os.fspath(item)) for item in source]
+    return Dataset(
+        found,
+        store,
+        options=options,
+        policy=policy,
+        report=report,
+        origin=Origin(asked, subfolder),
+        hf_token=hf_token or os.environ.get("HF_TOKEN"),
+    )
 
 
 def open_dataset(

@@ -2,33 +2,58 @@
 
 from __future__ import annotations
 
+import hashlib
+from bisect import bisect_right
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Final
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from shardset.errors import FormatError, IndexFileError, NotFoundError, StorageError
+from shardset.files import cache_root
+from shardset.index.sidecar import parse_sidecar
 from shardset.policy import Policy, Report
 from shardset.storage.cache import CachedStore
 from shardset.storage.cache_upkeep import clear, default_folder
 from shardset.storage.store import ObjectInfo, is_remote
 from shardset.storage.threads import map_in_threads
 
-from .catalogs import IndexOptions, load_index
+from .catalogs import IndexOptions, catalog_in_cache, load_index
 from .discover import ShardSource
 from .files import ShardFiles, ShardReader, check_reader
+from .shard_cache import ShardCache
+from .summary import detailed_stats, known_stats, known_totals, summary_text
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable
+    from pathlib import Path
 
     from shardset.index.catalog import Catalog
     from shardset.index.table import ShardIndex
-    from shardset.storage.cache_process import CacheEvent, CacheStats
+    from shardset.storage.cache_process import CacheEvent
     from shardset.storage.store import Reader, Store
 
     from .discover import Found
 
-_FILES_KEPT: Final = 64
+_LISTS_KEPT: Final = 64
+_ROWS_KEPT: Final = 16_000_000
+"""Indexes stay in memory as columns, of about 90 bytes a file, up to this many files; lists of `_LISTS_KEPT` shards."""
+_SHARDS_AT_ONCE: Final = 64
+_BLOCK: Final = 512
 _READERS_KEPT: Final = 128
 _INDEX_CACHE_LIMIT: Final = 10 << 30
+
+
+class Origin(NamedTuple):
+    """How a dataset was asked for, as a state may keep it: no credentials.
+
+    Attributes:
+        source: What was searched.
+        subfolder: Below which folder of it.
+    """
+
+    source: str | list[str]
+    subfolder: str | None = None
 
 
 class Shards:
@@ -51,6 +76,8 @@ class Shards:
         policy: Policy | None = None,
         report: Report | None = None,
         catalog: Catalog | None = None,
+        origin: Origin | None = None,
+        hf_token: str | None = None,
     ) -> None:
         self._found = found
         self._store = store
@@ -58,10 +85,13 @@ class Shards:
         self.policy = policy or Policy()
         self.report = Report() if report is None else report
         self._catalog = catalog
+        self._origin = origin
+        self._hf_token = hf_token
         self._cache: CachedStore | None = None
         self._sidecars: CachedStore | None = None
         self._readers: dict[int, Reader] = {}
         self._files: OrderedDict[int, ShardFiles] = OrderedDict()
+        self._file_starts = [0]
 
     def _known_catalog(self) -> Catalog:
         """Return the catalog that stands for the search for shards, where none was made."""
@@ -72,6 +102,35 @@ class Shards:
     def name(self) -> str:
         """The source, as it was given; the catalog's folder if it was opened by that."""
         return self._found.name if self._found is not None else str(self._known_catalog().folder)
+
+    @property
+    def origin(self) -> Origin:
+        """How it was asked for."""
+        return self._origin or Origin(self.name)
+
+    @property
+    def total_size(self) -> int:
+        """Bytes of all shards; of what is too small for a tar and has an index, those that the index states."""
+        if self._found is None:
+            catalog = self._known_catalog()
+            return sum(int(catalog.group(number).shard_sizes.sum()) for number in range(catalog.num_groups))
+        sizes = [shard.info.size for shard in self._found.shards]
+        return sum(size if size >= _BLOCK else self.files(number).index.size for number, size in enumerate(sizes))
+
+    @property
+    def metadata_source(self) -> str | None:
+        """Folder of the sidecar indexes; None where they stand beside their shards."""
+        return self._options.metadata
+
+    @cached_property
+    def names_digest(self) -> str:
+        """What tells the names and the order of the shards from any other: 16 hex digits."""
+        names = "\n".join(self._source(number).name for number in range(self.num_shards))
+        return hashlib.sha256(names.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+    def get_hf_token(self) -> str | None:
+        """Return the token for the Hub that the dataset was made with."""
+        return self._hf_token
 
     @property
     def is_remote(self) -> bool:
@@ -133,6 +192,9 @@ class Shards:
     def files(self, shard_index: int) -> ShardFiles:
         """Return the files of a shard, from its sidecar index if there is a good one, else from its headers.
 
+        Where there is an index and the shard is no tar at all, as after a checkout without its large files, the index
+        is given, so that names, sizes and counts can be had; reading raises.
+
         Raises:
             IndexError: There is no such shard.
             FormatError: The shard is damaged, and the policy says to raise.
@@ -140,11 +202,47 @@ class Shards:
         files = self._files.get(shard_index)
         if files is None:
             source = self._source(shard_index)
-            files = ShardFiles(self._load_index(source), source.url)
-            self._files[shard_index] = files
-            while len(self._files) > _FILES_KEPT:
-                self._files.popitem(last=False)
+            files = self._files[shard_index] = self._load_files(source)
+            self._forget()
         return files
+
+    def _forget(self) -> None:
+        """Keep memory in bounds: that of lists, and that of columns."""
+        if len(self._files) > _LISTS_KEPT:
+            earlier = [*self._files][-_LISTS_KEPT - 1]
+            self._files[earlier].forget_lists()
+        while len(self._files) > _LISTS_KEPT and sum(f.index.num_files for f in self._files.values()) > _ROWS_KEPT:
+            self._files.popitem(last=False)
+
+    def _load_files(self, source: ShardSource) -> ShardFiles:
+        error: FormatError | None = None
+        index = None
+        try:
+            index = self._load_index(source)
+        except FormatError as caught:
+            error = caught
+        if index is not None and index.num_files:
+            return ShardFiles(index, source.url)
+        stated = None if error is not None and error.offset else self._stated_index(source)
+        if stated is not None and stated.num_files:
+            what = f"the index is of a shard of {stated.size} bytes, this one has {source.info.size} and is no tar"
+            hint = "download the shard: a checkout without its large files has pointers instead"
+            unfit = IndexFileError(what, path=source.url, hint=hint)
+            unfit.__cause__ = error
+            return ShardFiles(stated, source.url, unfit)
+        if index is None:
+            assert error is not None  # noqa: S101 - one of the two was given
+            raise error
+        return ShardFiles(index, source.url)
+
+    def _stated_index(self, source: ShardSource) -> ShardIndex | None:
+        """Return what a sidecar index says, whatever its shard is; None if there is no good one."""
+        url = self._options.sidecar_url(source)
+        try:
+            reader = (self._sidecars or self._store).open(url)
+            return parse_sidecar(reader.read(0, reader.size), path=url).index
+        except (IndexFileError, StorageError):
+            return None
 
     def load_files(self, shard_indices: Iterable[int]) -> None:
         """Load the indexes of some shards that are not in memory yet; those of shards elsewhere side by side.
@@ -153,7 +251,7 @@ class Shards:
             As `files`.
         """
         missing = [index for index in dict.fromkeys(shard_indices) if index not in self._files]
-        for _ in (map_in_threads if self.is_remote and len(missing) > 1 else map)(self.files, missing[:_FILES_KEPT]):
+        for _ in (map_in_threads if self.is_remote and len(missing) > 1 else map)(self.files, missing):
             pass
 
     def _load_index(self, source: ShardSource) -> ShardIndex:
@@ -179,11 +277,13 @@ class Shards:
 
     def list_files_in_shard(self, shard_index: int) -> list[str]:
         """Return the name of every file in a shard, in path order, sidecars included."""
-        return ShardReader.filenames(self.open_shard(shard_index))
+        files = self.files(shard_index)
+        return [files.names[row] for row in files.file_rows]
 
     def list_samples_in_shard(self, shard_index: int) -> list[str]:
         """Return the name of every file in a shard that is no sidecar, in path order."""
-        return ShardReader.sample_filenames(self.open_shard(shard_index))
+        files = self.files(shard_index)
+        return [files.names[row] for row in files.sample_rows]
 
     def get_shard_file_count(self, shard_index: int) -> int:
         """Return how many files a shard has, sidecars included."""
@@ -191,7 +291,7 @@ class Shards:
 
     def get_shard_sample_count(self, shard_index: int) -> int:
         """Return how many files a shard has that are no sidecars."""
-        return len(self.files(shard_index).sample_rows)
+        return len(self.files(shard_index).numbering.samples)
 
     def get_shard_info(self, shard_index: int) -> dict[str, Any]:
         """Return ``name, tar_path, json_path, num_files, num_samples, size`` of a shard."""
@@ -201,7 +301,7 @@ class Shards:
             "tar_path": source.url,
             "json_path": self._options.sidecar_url(source),
             "num_files": files.index.num_files,
-            "num_samples": len(files.sample_rows),
+            "num_samples": len(files.numbering.samples),
             "size": files.index.size,
         }
 
@@ -213,20 +313,94 @@ class Shards:
         """
         return self.get_shard_info(self.shard_number(shard_name))
 
+    def sidecar_info(self, shard_index: int) -> ObjectInfo | None:
+        """Return size and identity of the sidecar index of a shard, without reading it; None if there is none.
+
+        Raises:
+            IndexError: There is no such shard.
+            StorageError: It cannot be told.
+        """
+        try:
+            return (self._sidecars or self._store).info(self._options.sidecar_url(self._source(shard_index)))
+        except NotFoundError:
+            return None
+
+    def cache_folder(self) -> Path:
+        """Return the folder in the user's cache that what is worked out of this dataset goes to."""
+        if self._found is not None:
+            return catalog_in_cache(self._found, self._options)
+        folder = str(self._known_catalog().folder).encode("utf-8", "surrogateescape")
+        return cache_root() / "catalogs" / hashlib.sha256(folder).hexdigest()[:24]
+
     def find_file_location(self, global_file_index: int) -> tuple[int, int]:
         """Return (shard, file in the shard) of a file that is counted through all shards.
 
         Raises:
             IndexError: There is no such file.
         """
-        left = global_file_index
-        for shard_index in range(self.num_shards):
-            catalog = self._catalog  # which knows the counts, if it is open
-            count = self.get_shard_file_count(shard_index) if catalog is None else catalog.shard(shard_index).num_files
-            if 0 <= left < count:
-                return shard_index, left
-            left -= count
-        raise IndexError(f"file index {global_file_index} out of range")
+        starts = self._file_starts
+        while starts[-1] <= global_file_index and len(starts) <= self.num_shards:
+            self.file_start(len(starts))
+        if not 0 <= global_file_index < starts[-1]:
+            raise IndexError(f"file index {global_file_index} out of range: {self.name} has {starts[-1]} files")
+        shard_index = bisect_right(starts, global_file_index) - 1
+        return shard_index, global_file_index - starts[shard_index]
+
+    def file_start(self, shard_index: int) -> int:
+        """Return how many files all shards before one have together. The index may be one above that of the last shard.
+
+        Raises:
+            As `files`.
+        """
+        starts = self._file_starts
+        while len(starts) <= shard_index:
+            number, catalog = len(starts) - 1, self._catalog
+            if catalog is not None:  # it knows the counts, if it is open
+                count = catalog.shard(number).num_files
+            else:
+                if number not in self._files:
+                    self.load_files(range(number, min(shard_index, number + _SHARDS_AT_ONCE)))
+                count = self.get_shard_file_count(number)
+            starts.append(starts[-1] + count)
+        return starts[shard_index]
+
+    def quick_stats(self) -> tuple[int | None, int | None]:
+        """Return bytes and files of all shards as far as they are known without reading anything.
+
+        Of local shards that is (None, None), as in webshart: sizes are in `total_size`, at no cost either.
+        """
+        return known_totals(self)
+
+    def get_stats(self) -> dict[str, Any]:
+        """Return ``total_shards, from_cache, shard_details``, and totals as far as they are known; reads nothing.
+
+        A detail has ``index, name, metadata_loaded``, and ``num_files, size`` if the shard's index is in memory.
+        """
+        return known_stats(self)
+
+    def get_detailed_stats(self) -> dict[str, Any]:
+        """Return totals, averages, extremes and ``shard_details``; reads every index. GB and MB are 2**30 and 2**20.
+
+        Raises:
+            As `files`.
+        """
+        return detailed_stats(self)
+
+    def print_summary(self, detailed: bool | None = None) -> None:
+        """Print what `get_stats` knows or, if `detailed`, a line for each shard too."""
+        print(summary_text(self, detailed=bool(detailed)))  # noqa: T201 - it is what the method is for
+
+    def loaded_files(self, shard_index: int) -> ShardFiles | None:
+        """Return the files of a shard if its index is in memory."""
+        return self._files.get(shard_index)
+
+    def info(self, shard_index: int) -> ShardSource:
+        """Return what the search for shards found of one: url, name, size.
+
+        Raises:
+            IndexError: There is no such shard.
+        """
+        return self._source(shard_index)
 
     def enable_shard_cache(
         self,
@@ -302,49 +476,3 @@ class Shards:
             "cache_enabled": True,
             "cache_location": str(self._sidecars.folder),
         }
-
-
-class ShardCache:
-    """A dataset's cache of shards, by their numbers. `Dataset.cache` gives it.
-
-    Shards are downloaded when they are first read, or beforehand by `prepare`; one process of a machine downloads a
-    shard, and all others wait for it.
-    """
-
-    def __init__(self, store: CachedStore, shard: Callable[[int], ObjectInfo]) -> None:
-        self._store = store
-        self._shard = shard
-
-    def stats(self) -> CacheStats:
-        """Return what is in the folder, and what was done in this process: hits, misses, waits, bytes, evictions."""
-        return self._store.stats()
-
-    def prepare(self, shard_indices: Iterable[int]) -> list[int]:
-        """Download shards in the background. A download that fails raises where the shard is read.
-
-        Returns:
-            Those that were neither there nor on their way.
-
-        Raises:
-            IndexError: There is no such shard.
-        """
-        shards = [(index, self._shard(index)) for index in shard_indices]
-        return [index for index, shard in shards if self._store.prepare(shard.url, shard)]
-
-    def is_cached(self, shard_index: int) -> bool:
-        """Tell whether all of a shard is there."""
-        shard = self._shard(shard_index)
-        return self._store.is_cached(shard.url, shard)
-
-    def is_downloading(self, shard_index: int) -> bool:
-        """Tell whether any process downloads a shard now, or this one is about to."""
-        shard = self._shard(shard_index)
-        return self._store.is_downloading(shard.url, shard)
-
-    def progress(self, shard_index: int) -> int | None:
-        """Return how many bytes of a shard are there; None if it is neither there nor on its way."""
-        shard = self._shard(shard_index)
-        return self._store.progress(shard.url, shard)
-
-    def __repr__(self) -> str:
-        return f"ShardCache({str(self._store.folder)!r}, limit={self._store.limit})"

@@ -69,8 +69,11 @@ SHARDS_SCHEMA: Final = pa.schema(
         ("last_key", pa.string()),
         ("faults", pa.list_(_FAULT)),
         ("sparse", pa.string()),
+        ("sidecar", pa.string()),
     ]
 )
+_LATER: Final = frozenset({"sidecar"})
+"""Columns that catalogs of earlier releases lack."""
 OTHERS_SCHEMA: Final = pa.schema(
     [("shard", pa.int32()), ("name", pa.string()), ("offset", pa.int64()), ("length", pa.int64())]
 )
@@ -108,7 +111,11 @@ class Manifest:
 
 
 class ShardEntry(NamedTuple):
-    """One shard as a catalog knows it. `url` is whole; `first_sample` counts from the dataset's first sample."""
+    """One shard as a catalog knows it. `url` is whole; `first_sample` counts from the dataset's first sample.
+
+    `sidecar` is the identity of the shard's sidecar index when it was read into the catalog: ``""`` if there was none,
+    None if nobody looked.
+    """
 
     url: str
     name: str
@@ -118,6 +125,7 @@ class ShardEntry(NamedTuple):
     first_sample: int
     num_samples: int
     num_files: int
+    sidecar: str | None = None
 
 
 class Layout(NamedTuple):
@@ -394,12 +402,14 @@ class Catalog:
         table, base = self.group(number).shards, self.manifest.base
         root = None if base is None else (self.folder / base).resolve()
         first = self.sample_starts[number]
-        columns = [_texts(table.column(name)) for name in ("url", "name")]
-        columns += [table.column(name).to_pylist() for name in ShardEntry._fields[2:]]
+        columns: list[Sequence[Any]] = [_texts(table.column(name)) for name in ("url", "name")]
+        columns += [table.column(name).to_pylist() for name in ShardEntry._fields[2:-1]]
+        has_sidecars = "sidecar" in table.schema.names
+        columns.append(table.column("sidecar").to_pylist() if has_sidecars else [None] * table.num_rows)
         entries = []
-        for url, name, size, identity, digest, first_sample, samples, files in zip(*columns, strict=True):
+        for url, name, size, identity, digest, first_sample, *further in zip(*columns, strict=True):
             whole = url if root is None else str(root / url)
-            entries.append(ShardEntry(whole, name, size, identity, digest, first + first_sample, samples, files))
+            entries.append(ShardEntry(whole, name, size, identity, digest, first + first_sample, *further))
         return entries
 
 
@@ -441,6 +451,8 @@ def map_batch(path: Path, schema: pa.Schema, num_rows: int | None = None) -> pa.
         what = f"has {batch.num_rows} rows, the manifest says {num_rows}"
     else:
         for field in schema:
+            if field.name not in kinds and field.name in _LATER:
+                continue
             if kinds.get(field.name) not in {field.type, _as_binary(field.type)}:
                 what = f"has no column {field.name!r} of type {field.type}"
     if what is not None:

@@ -65,7 +65,7 @@ _LONGEST_CAPTION: Final = 65_536
 class ShardRow:
     """What a catalog knows of one shard. `samples` and `others` are its tables, as Arrow batches.
 
-    `identity` is what its store said of its version; `digest` is that of its headers.
+    `identity` is what its store said of its version; `digest` is that of its headers; `sidecar` is as in `ShardEntry`.
     """
 
     url: str
@@ -82,9 +82,10 @@ class ShardRow:
     sparse: str | None
     samples: pa.RecordBatch
     others: pa.RecordBatch | None
+    sidecar: str | None = None
 
 
-def shard_row(index: ShardIndex, *, url: str, name: str, identity: str) -> ShardRow:
+def shard_row(index: ShardIndex, *, url: str, name: str, identity: str, sidecar: str | None = None) -> ShardRow:
     """Turn the index of a shard into its part of a catalog."""
     keys = index.keys()
     is_sorted = is_ascending(keys)
@@ -108,6 +109,7 @@ def shard_row(index: ShardIndex, *, url: str, name: str, identity: str) -> Shard
         sparse=orjson.dumps(sparse, option=orjson.OPT_NON_STR_KEYS).decode() if sparse else None,
         samples=_samples_batch(index, keys),
         others=_others_batch(index),
+        sidecar=sidecar,
     )
 
 
@@ -282,6 +284,7 @@ def row_from_catalog(catalog: Catalog, shard_index: int) -> ShardRow:
         sparse=record["sparse"],
         samples=samples,
         others=others if others.num_rows else None,
+        sidecar=entry.sidecar,
     )
 
 

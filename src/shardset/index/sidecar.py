@@ -6,20 +6,19 @@ not know stands in a section of our own, ``shardset``. docs/formats.md has the f
 
 from __future__ import annotations
 
-import json
-import re
 from dataclasses import dataclass, field, replace
 from operator import ne
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-import orjson
 
 from shardset.errors import IndexFileError
 from shardset.formats.faults import Fault
 from shardset.formats.naming import split_names
 from shardset.formats.tar_header import MAX_SIZE
 
+from .document import dump_document, load_document, to_json
+from .plain_entries import group_plain
 from .sidecar_entries import (
     COLUMN_KEYS,
     DERIVED_KEYS,
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
 
     from shardset.formats.captions import Captions
 
+    from .plain_entries import PlainGroup
     from .sidecar_entries import Group
     from .table import ShardIndex
 
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 
 VERSION: Final = 1
 _OWN_KEYS: Final = frozenset({"path", "filesize", "includes_image_geometry", "files", "shardset"})
-_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
-_LONE_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _FOUND_AGAIN: Final = frozenset({"repeated_key", "duplicate_suffix"})
 _HINT: Final = "index the shard again"
 
@@ -129,34 +127,16 @@ def dump_sidecar(index: ShardIndex, *, name: str, like: Sidecar | None = None) -
         "apart": apart,
     }
     try:
-        return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
-    except TypeError:
-        return _dump_odd(document, [*entries, *apart])
-
-
-def _dump_odd(document: dict[str, Any], entries: list[dict[str, Any]]) -> bytes:
-    """Write what orjson refuses and reads all the same: lone surrogates, large integers, more than 254 levels."""
-    try:
-        return (_to_json(document) + "\n").encode()
+        return dump_document(document)
     except (TypeError, ValueError, RecursionError) as error:
-        for entry in entries:
+        for entry in (*entries, *apart):
             try:
-                _to_json(entry)
+                to_json(entry)
             except (TypeError, ValueError, RecursionError) as cause:
                 raise IndexFileError(
                     f"what is known of {entry['path']!r} cannot be written as JSON: {cause}"
                 ) from cause
         raise IndexFileError(f"the index cannot be written as JSON: {error}") from error
-
-
-def _to_json(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), allow_nan=False, default=_to_float)
-
-
-def _to_float(value: Any) -> float:
-    if isinstance(value, np.float32):
-        return float(str(value))  # the shortest decimal that reads back as the same single, as orjson writes it
-    raise TypeError(f"a {type(value).__name__} is no JSON value")
 
 
 def parse_sidecar(payload: Buffer, *, path: str, shard_size: int | None = None) -> Sidecar:
@@ -176,47 +156,18 @@ def parse_sidecar(payload: Buffer, *, path: str, shard_size: int | None = None) 
             size than the file says, or the digest in it does not fit its entries.
     """
     try:
-        return _parse(_load(payload), shard_size)
+        return read_document(load_document(payload), shard_size)
     except MalformedError as error:
         raise IndexFileError(str(error), path=path, hint=_HINT) from error
 
 
-def _load(payload: Buffer) -> dict[str, Any]:
-    view = memoryview(payload)
-    if bytes(view[:3]) == _BYTE_ORDER_MARK:
-        view = view[3:]
-    try:
-        document = orjson.loads(view)
-    except orjson.JSONDecodeError as error:
-        if _LONE_SURROGATE.search(view) is None:
-            raise MalformedError(f"the index is not JSON: {error}") from error
-        document = _load_odd(bytes(view))
-    if not isinstance(document, dict):
-        raise MalformedError(f"the index is {show(document)}, not an object with files")
-    return document
+def read_document(document: dict[str, Any], shard_size: int | None = None) -> Sidecar:
+    """Turn the JSON object of an index file into an index, as `parse_sidecar` does. The object stays as it is.
 
-
-def _load_odd(payload: bytes) -> Any:
-    """Read JSON that orjson refuses for its lone surrogates, which Python's own writer makes."""
-    try:
-        return json.loads(payload.decode(), parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
-        raise MalformedError(f"the index is not JSON: {error}") from error
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON value")
-
-
-def _parse(document: dict[str, Any], shard_size: int | None) -> Sidecar:
-    files = document.get("files")
-    if not isinstance(files, dict | list):
-        raise MalformedError("the index has no files" if files is None else f"files is {show(files)}, not an object")
-    filesize = _filesize(document.get("filesize"), shard_size, is_empty=not files)
-    has_geometry = document.get("includes_image_geometry") or False
-    if not isinstance(has_geometry, bool):
-        raise MalformedError(f"includes_image_geometry is {show(has_geometry)}")
-    own = _own_section(document.get("shardset"))
+    Raises:
+        MalformedError: As `parse_sidecar` raises IndexFileError.
+    """
+    files, filesize, has_geometry, own = _check_top(document, shard_size)
     entries = read_entries(files, own.apart)
     size = shard_size if filesize is None else filesize
     end = _last_end(entries, MAX_SIZE if size is None else size)
@@ -227,6 +178,41 @@ def _parse(document: dict[str, Any], shard_size: int | None) -> Sidecar:
     top = {key: value for key, value in document.items() if key not in _OWN_KEYS}
     index = replace(index, is_verified=own.digest is not None)
     return Sidecar(index, filesize, own.digest, top, isinstance(files, list))
+
+
+def check_document(document: dict[str, Any]) -> None:
+    """Check all in the JSON object of an index file but the digest.
+
+    Raises:
+        MalformedError: As `read_document`.
+    """
+    if plain_entries(document) is None:
+        files, filesize, _, own = _check_top(document, None)
+        _last_end(read_entries(files, own.apart), MAX_SIZE if filesize is None else filesize)
+
+
+def plain_entries(document: dict[str, Any]) -> list[PlainGroup] | None:
+    """Return all entries of an index file, checked, if they are ordinary; None if they need a closer look.
+
+    Raises:
+        MalformedError: Something else in the file is not as it should be.
+    """
+    files, filesize, _, own = _check_top(document, None)
+    return None if own.apart else group_plain(files, MAX_SIZE if filesize is None else filesize)
+
+
+def _check_top(
+    document: dict[str, Any], shard_size: int | None
+) -> tuple[dict[str, Any] | list[Any], int | None, bool, _Section]:
+    """Return ``files`` unchecked, and checked ``filesize``, ``includes_image_geometry`` and our section."""
+    files = document.get("files")
+    if not isinstance(files, dict | list):
+        raise MalformedError("the index has no files" if files is None else f"files is {show(files)}, not an object")
+    filesize = _filesize(document.get("filesize"), shard_size, is_empty=not files)
+    has_geometry = document.get("includes_image_geometry") or False
+    if not isinstance(has_geometry, bool):
+        raise MalformedError(f"includes_image_geometry is {show(has_geometry)}")
+    return files, filesize, has_geometry, _own_section(document.get("shardset"))
 
 
 def _filesize(value: Any, shard_size: int | None, *, is_empty: bool) -> int | None:

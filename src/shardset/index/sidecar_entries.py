@@ -48,14 +48,17 @@ COLUMN_KEYS: Final = frozenset({"path", "offset", "length", "width", "height", "
 DERIVED_KEYS: Final = frozenset({"aspect", "json_path", "json_offset", "json_length"})
 """Keys whose values follow from the rest of an index. `ShardIndex.extra` has them where a file says otherwise."""
 
-_ALIASES: Final = {"size": "length", "filename": "path", "fname": "path", "caption": "captions"}
+ALIASES: Final = {"size": "length", "filename": "path", "fname": "path", "caption": "captions"}
+"""Other names that keys have in the files of some tools."""
 _NULL_IS_ABSENT: Final = frozenset({*ENTRY_KEYS, "sha256"}) - {"orientation"}
-_RESERVED: Final = COLUMN_KEYS | _ALIASES.keys()
-_TEXTS: Final = frozenset({"path", "json_path"})
-_LIMITS: Final = {
+_RESERVED: Final = COLUMN_KEYS | ALIASES.keys()
+TEXTS: Final = frozenset({"path", "json_path"})
+"""Keys whose values are paths."""
+LIMITS: Final = {
     **dict.fromkeys(("offset", "length", "json_offset", "json_length"), MAX_SIZE),
     **dict.fromkeys(("width", "height"), 2**31 - 1),
 }
+"""Keys whose values count bytes or pixels, and the largest of each."""
 _EXACT_FLOATS: Final = 2.0**53
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
@@ -322,7 +325,7 @@ def _checked(given: dict[str, list[Any]]) -> dict[str, Any] | None:
     """Return columns under the names that we have for their keys; None if a value is not as it should be."""
     columns: dict[str, Any] = {}
     for name, values in given.items():
-        key = _ALIASES.get(name, name)
+        key = ALIASES.get(name, name)
         kinds = set(map(type, values))
         if type(None) in kinds and key in _NULL_IS_ABSENT:
             if len(kinds) > 1:
@@ -337,12 +340,12 @@ def _checked(given: dict[str, list[Any]]) -> dict[str, Any] | None:
 
 def _column(key: str, values: list[Any], kinds: set[type]) -> NDArray[Any] | list[Any] | None:
     """Return the values of a key, which are of some types, as a column; None if one is not as it should be."""
-    if key in _LIMITS:
-        return _counts(values, _LIMITS[key]) if kinds == {int} else None
+    if key in LIMITS:
+        return _counts(values, LIMITS[key]) if kinds == {int} else None
     if key == "aspect":
         ratios = np.array(values if kinds == {float} else [np.inf], np.float64)
         return ratios if bool((np.abs(ratios) <= MAX_SIZE).all()) else None
-    if key in _TEXTS:
+    if key in TEXTS:
         return values if kinds == {str} else None
     if key == "captions" and not kinds <= {str, dict} and not all(map(_are_captions, values)):
         return None
@@ -369,7 +372,7 @@ def _check(label: str, entry: Any) -> Entry:
         raise MalformedError(f"{label} is {show(entry)}, not an object")
     checked: Entry = {}
     for given, value in entry.items():
-        key: str = _ALIASES[given] if given in _ALIASES else given  # noqa: SIM401 - the checker of types is lost in get
+        key: str = ALIASES[given] if given in ALIASES else given  # noqa: SIM401 - the checker of types is lost in get
         if value is None and key in _NULL_IS_ABSENT:
             continue
         good = _check_value(f"{label}: {given}", key, value)
@@ -388,9 +391,9 @@ def _complete(label: str, fields: Entry) -> Entry:
 
 def _check_value(what: str, key: str, value: Any) -> Any:
     """Return a value as it should be; `what` names it for the message."""
-    if key in _LIMITS:
-        return check_whole(what, value, _LIMITS[key])
-    if key in _TEXTS:
+    if key in LIMITS:
+        return check_whole(what, value, LIMITS[key])
+    if key in TEXTS:
         text = _check_text(what, value)
         return read_text_or_hex(what, text) if key == "path" else text
     if key == "captions" and not _are_captions(value):

@@ -2,86 +2,86 @@
 
 from __future__ import annotations
 
+import operator
 from functools import partial
-from itertools import accumulate, repeat
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
 
-from shardset.dataset.dataset import Dataset
 from shardset.dataset.opening import discover_dataset
-from shardset.errors import StateError, without_secrets
+from shardset.errors import StateError
+from shardset.policy import Place, settle
 from shardset.storage.store import url_name
-from shardset.storage.threads import Jobs, run_all
+from shardset.storage.threads import Jobs
 
+from .by_number import ByNumber
 from .entry import TarFileEntry
+from .fetch import READ_ERRORS, Fetcher, Run, as_dataset, checked_batch_size
+from .lookahead import Lookahead
+from .state import STATE_VERSION, check_ranges, parse_state, place_of
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from shardset.dataset.files import ShardFiles
-    from shardset.storage.store import Reader
+    from shardset.dataset.dataset import Dataset
+    from shardset.policy import Policy
     from shardset.storage.threads import Job
 
-    OpenShard = tuple[ShardFiles, Reader, list[int], list[int], list[int], memoryview, int]
-
-STATE_VERSION: Final = 4
-_AT_ONCE: Final = 256
-_BYTES_AT_ONCE: Final = 16 << 20
-_SHARDS_AT_ONCE: Final = 16
+_MEBI: Final = 1 << 20
 
 
-class _Batch(NamedTuple):
-    """Files that were read at once: their numbers and rows, what they hold, and the number behind the last."""
-
-    files: ShardFiles
-    numbers: Sequence[int]
-    rows: list[int]
-    payloads: Iterable[Any]
-    stop: int
-
-
-class TarDataLoader:
+class TarDataLoader(ByNumber):
     """Gives the files of a dataset one after the other, and its samples by number, as webshart does.
 
     Iteration gives every file, sidecars too: shards in order, files in path order. There is one cursor: a second
-    iterator goes on where the first one stands.
+    iterator goes on where the first one stands. A read that fails raises, and the cursor stays; with a policy that
+    skips, the file is left out and counted in the dataset's report, or given with the policy's value for ``"data"``
+    (``Policy("skip", defaults={"data": b""})`` gives empty payloads, as webshart does).
 
     Args:
-        dataset: A dataset, or a source for `discover_dataset`.
+        dataset_or_path: A dataset, or a source for `discover_dataset`.
         load_file_data: Read payloads; otherwise entries have empty `data`.
-        max_file_size: Larger files are left out everywhere.
+        max_file_size: Larger files are left out everywhere, in bytes.
+        buffer_size: How many files are fetched at once, where shards are not mapped into memory.
+        hf_token: Token for the Hub, for a source.
+        chunk_size_mb: How many MiB are fetched at once, where shards are not mapped.
+        batch_size: Files in a batch of `iter_batches`.
         copy: Give bytes; otherwise views, which hold on to the memory map of their shard. Iteration and `load_samples`
             copy out of that map too: what `Sample.view` says of files that are cut short holds for them.
+        policy: What to do if a file cannot be read; by default the dataset's.
 
     Raises:
         As `discover_dataset`, for a source.
+        ValueError: `batch_size` is not positive.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - webshart's signature
         self,
-        dataset: Dataset | str | os.PathLike[str],
+        dataset_or_path: Dataset | str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         load_file_data: bool = True,
         max_file_size: int = 50_000_000,
+        buffer_size: int = 100,
+        hf_token: str | None = None,
+        chunk_size_mb: int = 10,
+        batch_size: int | None = None,
         *,
         copy: bool = True,
+        policy: Policy | None = None,
     ) -> None:
-        self._dataset = dataset if isinstance(dataset, Dataset) else discover_dataset(dataset)
-        self._load = load_file_data
-        self._max_file_size = max_file_size
-        self._copy = copy
-        self._shard = 0
-        self._file = 0
+        dataset = as_dataset(dataset_or_path, hf_token=hf_token, policy=policy)
+        super().__init__(
+            Fetcher(
+                dataset, load=load_file_data, max_file_size=max_file_size, copy=copy, policy=policy or dataset.policy
+            )
+        )
+        self._lookahead = Lookahead(dataset)
+        self.buffer_size = buffer_size
+        self.chunk_size_mb = chunk_size_mb
+        self.batch_size = batch_size
+        self._ranges: list[tuple[int, int]] | None = None
+        self._range = 0
+        self._shard = self._file = self._moved_to = 0
         self._iterator: Iterator[TarFileEntry] | None = None
-
-    @property
-    def dataset(self) -> Dataset:
-        """What is loaded."""
-        return self._dataset
-
-    @property
-    def num_shards(self) -> int:
-        """How many shards there are."""
-        return self._dataset.num_shards
 
     @property
     def current_shard_index(self) -> int:
@@ -89,98 +89,43 @@ class TarDataLoader:
         return self._shard
 
     @property
+    def current_shard_filename(self) -> str:
+        """File name of that shard; empty at the end."""
+        return url_name(self._dataset.shard_url(self._shard)) if self._shard < self.num_shards else ""
+
+    @property
     def current_file_index(self) -> int:
         """The next file in that shard."""
         return self._file
 
     @property
-    def load_file_data(self) -> bool:
-        """Whether payloads are read."""
-        return self._load
+    def buffer_size(self) -> int:
+        """How many files are fetched at once, where shards are not mapped. At least 1."""
+        return self._buffer_size
+
+    @buffer_size.setter
+    def buffer_size(self, value: int) -> None:
+        self._buffer_size = max(1, operator.index(value))
 
     @property
-    def max_file_size(self) -> int:
-        """The largest file that is given, in bytes."""
-        return self._max_file_size
+    def chunk_size_mb(self) -> int:
+        """How many MiB are fetched at once, where shards are not mapped. At least 1."""
+        return self._chunk_size_mb
 
-    def load_sample(self, shard_index: int, sample_index: int) -> TarFileEntry | None:
-        """Load one sample: a file that is no sidecar, by its place among those of its shard in path order.
+    @chunk_size_mb.setter
+    def chunk_size_mb(self, value: int) -> None:
+        self._chunk_size_mb = max(1, operator.index(value))
 
-        Returns:
-            The entry, or None if the payload is larger than `max_file_size`.
+    @property
+    def batch_size(self) -> int | None:
+        """Files in a batch; None if none was set."""
+        return self._batch_size
 
-        Raises:
-            IndexError: There is no such shard or sample.
-            StorageError: Reading failed.
-        """
-        files = self._dataset.files(shard_index)
-        rows = files.sample_rows
-        if not 0 <= sample_index < len(rows):
-            raise IndexError(f"sample index {sample_index} out of range: shard {shard_index} has {len(rows)} samples")
-        row = rows[sample_index]
-        if files.lengths[row] > self._max_file_size:
-            return None
-        reader = self._dataset.reader(shard_index)
-        data: bytes | memoryview = b""
-        if self._load:
-            data = files.read(reader, row) if self._copy else files.view(reader, row)
-        return TarFileEntry(files, row, data, shard_index, sample_index, reader)
+    @batch_size.setter
+    def batch_size(self, value: int | None) -> None:
+        self._batch_size = checked_batch_size(value)
 
-    def load_samples(self, locations: Sequence[tuple[int, int]]) -> list[TarFileEntry | None]:
-        """Load many samples at once, as `load_sample` does, in the order asked.
-
-        Payloads of one shard are read together.
-
-        Args:
-            locations: (shard, sample) pairs.
-
-        Raises:
-            As `load_sample`.
-        """
-        answers: list[TarFileEntry | None] = []
-        self._dataset.load_files(shard_index for shard_index, _ in locations)
-        shards: dict[int, OpenShard] = {}
-        unread: dict[int, list[tuple[TarFileEntry, int]]] = {}
-        for shard_index, sample_index in locations:
-            if shard_index not in shards:
-                shards[shard_index] = self._open_shard(shard_index)
-            files, reader, rows, offsets, lengths, whole, size = shards[shard_index]
-            if not 0 <= sample_index < len(rows):
-                raise IndexError(
-                    f"sample index {sample_index} out of range: shard {shard_index} has {len(rows)} samples"
-                )
-            row = rows[sample_index]
-            length = lengths[row]
-            if length > self._max_file_size:
-                answers.append(None)
-                continue
-            start = offsets[row]
-            if 0 <= start <= size - length:
-                view = whole[start : start + length]
-                data = view.tobytes() if self._copy else view
-                answers.append(TarFileEntry(files, row, data, shard_index, sample_index, reader))
-                continue
-            entry = TarFileEntry(files, row, b"", shard_index, sample_index, reader)
-            answers.append(entry)
-            unread.setdefault(shard_index, []).append((entry, row))
-        if self._load:
-
-            def read(shard_index: int) -> None:
-                files, reader = shards[shard_index][:2]
-                waiting = unread[shard_index]
-                views = files.read_many(reader, [row for _, row in waiting])
-                for (entry, _), view in zip(waiting, views, strict=True):
-                    entry.data = view.tobytes() if self._copy else view
-
-            run_all([partial(read, shard_index) for shard_index in unread], _SHARDS_AT_ONCE)
-        return answers
-
-    def _open_shard(self, shard_index: int) -> OpenShard:
-        """Return files and reader of a shard, columns of the files, and the whole shard with its size if mapped."""
-        files, reader = self._dataset.files(shard_index), self._dataset.reader(shard_index)
-        whole = (reader.map() if self._load else None) or memoryview(b"")
-        size = len(whole) or -1  # without a map nothing lies in it, not even nothing
-        return files, reader, files.sample_rows, files.offsets, files.lengths, whole, size
+    # The cursor.
 
     def __iter__(self) -> Iterator[TarFileEntry]:
         return self._iterate()
@@ -194,45 +139,269 @@ class TarDataLoader:
             self._iterator = None
             raise
 
-    def _iterate(self) -> Iterator[TarFileEntry]:
+    def _iterate(self, end: int | None = None) -> Iterator[TarFileEntry]:
         # Whatever moves the cursor between two files, another iterator or a state, is followed.
-        ahead: Job[_Batch] | None = None
+        ahead: Job[Run | None] | None = None
         place = (-1, -1)
-        while self._shard < self.num_shards:
-            shard_index, start = self._shard, self._file
-            batch = ahead.finish() if ahead is not None and place == (shard_index, start) else None
-            batch = batch or self._read_batch(shard_index, start)
-            place, ahead = (shard_index, batch.stop), None
-            if batch.stop == start:
-                self._shard, self._file = shard_index + 1, 0
+        while (span := self._span(end)) is not None:
+            shard_index, start, stop = span
+            is_ahead = ahead is not None and place == (shard_index, start)
+            run = ahead.finish() if ahead is not None and is_ahead else self._read(shard_index, start, stop)
+            place, ahead = (shard_index, start if run is None else run.stop), None
+            if run is None or run.stop == start:
+                self._move(shard_index + 1, 0)
                 continue
-            if self._load and self._dataset.is_remote:
-                ahead = Jobs().submit(partial(self._read_batch, *place))
+            if self._fetcher.load and self._dataset.is_remote and (stop is None or run.stop < stop):
+                ahead = Jobs().submit(partial(self._read, *place, stop))
             following = start
-            payloads = map(memoryview.tobytes, batch.payloads) if self._copy and self._load else batch.payloads
-            for number, row, data in zip(batch.numbers, batch.rows, payloads, strict=False):
+            for number, row, data in zip(run.numbers, run.rows, run.payloads, strict=False):
                 if self._file != following or self._shard != shard_index:
                     break
                 self._file = following = number + 1
-                yield TarFileEntry(batch.files, row, data, shard_index, number)
+                yield TarFileEntry(run.files, row, data, shard_index, number)
             else:
                 if self._file == following and self._shard == shard_index:
-                    self._file = batch.stop
+                    self._file = run.stop
 
-    def _read_batch(self, shard_index: int, start: int) -> _Batch:
-        """Read some files of a shard from number `start` on, in path order; none behind the last."""
-        files, reader = self._dataset.files(shard_index), self._dataset.reader(shard_index)
-        rows = files.file_rows[start : start + _AT_ONCE]
-        if self._load and reader.map() is None:
-            sizes = accumulate(min(files.lengths[row], self._max_file_size) for row in rows)
-            rows = rows[: max(1, sum(1 for size in sizes if size <= _BYTES_AT_ONCE))]
-        numbers: Sequence[int] = range(start, start + len(rows))
-        stop = numbers[-1] + 1 if rows else start
-        if files.largest > self._max_file_size:
-            numbers = [number for number, row in enumerate(rows, start) if files.lengths[row] <= self._max_file_size]
-            rows = [rows[number - start] for number in numbers]
-        payloads: Iterable[Any] = files.read_many(reader, rows) if self._load else repeat(b"", len(rows))
-        return _Batch(files, numbers, rows, payloads, stop)
+    def _span(self, end: int | None) -> tuple[int, int, int | None] | None:
+        """Return the shard and file that come next, and the file of that shard to stop before; None at the end."""
+        if self._ranges is None or end is not None:
+            if self._shard >= self.num_shards:
+                return None
+            stop = None if end is None else end - self._dataset.file_start(self._shard)
+            return None if stop is not None and self._file >= stop else (self._shard, self._file, stop)
+        while self._range < len(self._ranges):
+            stop = self._ranges[self._range][1] - self._dataset.file_start(self._shard)
+            if self._shard < self.num_shards and self._file < stop:
+                return self._shard, self._file, stop
+            self._range += 1
+            if self._range < len(self._ranges):
+                self._move_to(self._ranges[self._range][0])
+        return None
+
+    def _read(self, shard_index: int, start: int, stop: int | None) -> Run | None:
+        """Read some files of a shard; None if it cannot be indexed, and the policy says to go on without it."""
+        fetcher = self._fetcher
+        try:
+            return fetcher.run(
+                shard_index, start, stop, at_once=self._buffer_size, most_bytes=self._chunk_size_mb * _MEBI
+            )
+        except READ_ERRORS as error:
+            place = Place(self._dataset.shard_url(shard_index), message=error.message)
+            settle(error, "read_failed", place, fetcher.policy, self._dataset.report)
+            return None
+
+    def _move(self, shard: int, file: int) -> None:
+        self._shard, self._file, self._moved_to = shard, file, file
+
+    def _move_to(self, number: int) -> None:
+        """Move to a file by its global number; to the end if there are no more files than that."""
+        start = 0
+        for shard_index in range(self.num_shards):
+            following = self._dataset.file_start(shard_index + 1)
+            if number < following:
+                self._move(shard_index, number - start)
+                return
+            start = following
+        self._move(self.num_shards, 0)
+
+    def reset(self) -> None:
+        """Move the cursor to the first file; of the first range, if ranges are set."""
+        self._range = 0
+        self._move(0, 0)
+        if self._ranges:
+            self._move_to(self._ranges[0][0])
+
+    def skip(self, idx: int) -> None:
+        """Move the cursor to a file by its number through all shards, from 0 on, and forget any ranges.
+
+        Args:
+            idx: The number; that of all files together moves behind the last one.
+
+        Raises:
+            IndexError: It is larger, or negative.
+        """
+        idx = operator.index(idx)
+        if idx < 0 or idx > (total := self._dataset.file_start(self.num_shards)):
+            raise IndexError(f"File index {idx} out of range" + ("" if idx < 0 else f": there are {total} files"))
+        self._ranges, self._range = None, 0
+        self._move_to(idx)
+
+    def shard(self, shard_idx: int | None = None, filename: str | None = None, cursor_idx: int | None = None) -> None:
+        """Move the cursor into a shard, and forget any ranges.
+
+        Args:
+            shard_idx: Its number.
+            filename: Instead, its file name or its path below the source, with or without ``.tar``.
+            cursor_idx: The file in it, by default the first; that of all its files moves into the next shard.
+
+        Raises:
+            ValueError: Neither is given, or there is no such name.
+            IndexError: There is no such shard or file.
+        """
+        if shard_idx is None and filename is None:
+            raise ValueError("Either shard_idx or filename must be provided")
+        index = self._lookahead.find(filename or "") if shard_idx is None else operator.index(shard_idx)
+        if not 0 <= index < self.num_shards:
+            raise IndexError(f"Shard index {index} out of range (0-{self.num_shards - 1})")
+        file = operator.index(cursor_idx or 0)
+        if file and not 0 <= file <= (count := self._dataset.get_shard_file_count(index)):
+            raise IndexError(f"File index {file} out of range: shard {index} has {count} files")
+        self._ranges, self._range = None, 0
+        self._move(index, file)
+
+    def set_ranges(self, ranges: Iterable[tuple[int, int]] | None) -> None:
+        """Go through some ranges of files only, in the order given, and move the cursor to the first.
+
+        Args:
+            ranges: Half-open, in numbers through all shards; what lies behind the last file is left out. None goes
+                through everything again.
+
+        Raises:
+            ValueError: A range does not begin before its end.
+        """
+        self._ranges = None if ranges is None else check_ranges(ranges)
+        self.reset()
+
+    def iter_range(self, start: int, end: int) -> Iterator[TarFileEntry]:
+        """Move the cursor to a file and give those before another, by their numbers through all shards.
+
+        Raises:
+            ValueError: `start` is not less than `end`.
+            IndexError: There are fewer files than `start`.
+        """
+        if start >= end:
+            raise ValueError("start must be less than end")
+        self.skip(start)
+        return self._iterate(operator.index(end))
+
+    def next_batch(self) -> list[TarFileEntry] | None:
+        """Return the next files, `batch_size` of them or else one; None at the end.
+
+        Raises:
+            StorageError: Reading failed; the cursor stays where it was.
+        """
+        place = (self._shard, self._file, self._range)
+        try:
+            return list(islice(self._iterate_on(), self._batch_size or 1)) or None
+        except BaseException:
+            self._shard, self._file, self._range = place
+            raise
+
+    def _iterate_on(self) -> Iterator[TarFileEntry]:
+        while True:
+            try:
+                entry = next(self)
+            except StopIteration:
+                return
+            yield entry
+
+    def iter_batches(self) -> Iterator[list[TarFileEntry]]:
+        """Give batches of files; the last may be smaller.
+
+        Raises:
+            ValueError: No `batch_size` is set.
+        """
+        if self._batch_size is None:
+            raise ValueError("batch_size must be set to iterate batches")
+        return iter(self.next_batch, None)
+
+    # States.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the cursor stands, as plain values that JSON can hold; no credentials are among them.
+
+        It is webshart's state of version 4, with ``subfolder``, ``ranges``, ``range_index`` and ``shard_names`` beside
+        it.
+        """
+        given = self._file - self._moved_to
+        return {
+            "version": STATE_VERSION,
+            **place_of(self._dataset),
+            "current_shard": self._shard,
+            "current_file_index": self._file,
+            "buffer_position": (given - 1) % self._buffer_size + 1 if given > 0 else 0,
+            "ranges": None if self._ranges is None else [list(pair) for pair in self._ranges],
+            "range_index": self._range,
+            "load_file_data": self.load_file_data,
+            "max_file_size": self.max_file_size,
+            "buffer_size": self._buffer_size,
+            "chunk_size_mb": self._chunk_size_mb,
+            "batch_size": self._batch_size,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Move the cursor to where `state_dict` said, and read as that loader did. webshart's states are understood.
+
+        Raises:
+            StateError: The state has another version, does not fit the dataset, or is broken; nothing was changed.
+        """
+        state = parse_state(state_dict, self._dataset)
+        found, settings = self._fetcher, state.settings
+        self._fetcher = Fetcher(
+            self._dataset,
+            load=settings.get("load_file_data", found.load),
+            max_file_size=settings.get("max_file_size", found.max_file_size),
+            copy=found.copy,
+            policy=found.policy,
+        )
+        self.buffer_size = settings.get("buffer_size", self._buffer_size)
+        self.chunk_size_mb = settings.get("chunk_size_mb", self._chunk_size_mb)
+        self.batch_size = settings.get("batch_size", self._batch_size)
+        self._ranges, self._range = state.ranges, state.range_index
+        self._move(state.shard, state.file)
+        self._iterator = None
+
+    @classmethod
+    def from_state_dict(
+        cls,
+        state_dict: Mapping[str, Any],
+        dataset_or_path: Dataset | str | os.PathLike[str] | None = None,
+        *,
+        hf_token: str | None = None,
+    ) -> TarDataLoader:
+        """Make a loader that stands where another one stood.
+
+        Args:
+            state_dict: What its `state_dict` gave.
+            dataset_or_path: The dataset, if it has moved; by default it is looked for where it was.
+            hf_token: Token for the Hub, which no state holds; by default that in the environment's ``HF_TOKEN``.
+
+        Raises:
+            StateError: The state does not fit, or names no source.
+            As `discover_dataset`.
+        """
+        dataset: Any = dataset_or_path
+        if dataset is None:
+            source = state_dict.get("source")
+            if not isinstance(source, str | list) or not source:
+                raise StateError("No dataset provided and the state dict names no source", hint="pass the dataset")
+            token = hf_token or state_dict.get("hf_token")  # which states of webshart hold
+            dataset = discover_dataset(
+                source, token, state_dict.get("subfolder"), metadata=state_dict.get("metadata_source")
+            )
+        loader = cls(dataset, hf_token=hf_token)
+        loader.load_state_dict(state_dict)
+        return loader
+
+    def get_state_summary(self) -> dict[str, Any]:
+        """Return ``current_shard, total_shards, current_file_index, files_processed, total_files, progress_percent``.
+
+        ``batch_size`` stands there too. Reads every index.
+        """
+        total = self._dataset.file_start(self.num_shards)
+        done = min(self._dataset.file_start(self._shard) + self._file, total)
+        return {
+            "current_shard": self._shard,
+            "total_shards": self.num_shards,
+            "current_file_index": self._file,
+            "files_processed": done,
+            "total_files": total,
+            "progress_percent": 100 * done / total if total else 0.0,
+            "batch_size": self._batch_size,
+        }
+
+    # The cache of shards.
 
     def prepare_shards_ahead(self, num_shards: int = 1) -> list[str]:
         """Download the shards that come next in the background, the current one first.
@@ -245,9 +414,7 @@ class TarDataLoader:
         Returns:
             File names of those whose download this call began.
         """
-        ahead = range(self._next_shard(), min(self._next_shard() + num_shards, self.num_shards))
-        cache = self._dataset.cache
-        return [] if cache is None else [self._file_name(index) for index in cache.prepare(ahead)]
+        return self._lookahead.prepare(self._next_shard(), num_shards)
 
     def prepare_next_shard(self) -> bool:
         """Download the first shard, from the current one on, that is neither cached nor on its way.
@@ -255,8 +422,7 @@ class TarDataLoader:
         Returns:
             Whether there is one, and a shard cache for it.
         """
-        cache = self._dataset.cache
-        return cache is not None and any(cache.prepare([index]) for index in range(self._next_shard(), self.num_shards))
+        return self._lookahead.prepare_next(self._next_shard())
 
     def prepare_shard_by_name(self, filename: str) -> bool:
         """Download a shard in the background.
@@ -270,96 +436,40 @@ class TarDataLoader:
         Raises:
             ValueError: There is no such shard.
         """
-        index, cache = self._find_shard(filename), self._dataset.cache
-        return cache is not None and bool(cache.prepare([index]))
+        return self._lookahead.prepare_named(filename)
 
     def will_block(self) -> bool:
         """Tell whether the next file waits for the download of its shard."""
-        cache, following = self._dataset.cache, self._next_shard()
-        return cache is not None and following < self.num_shards and not cache.is_cached(following)
+        return self._lookahead.blocks(self._next_shard())
 
     def is_shard_locked(self, name: str) -> bool:
         """Tell whether any process downloads a shard now. `name` is as for `prepare_shard_by_name`."""
-        index, cache = self._find_shard(name), self._dataset.cache
-        return cache is not None and cache.is_downloading(index)
+        return self._lookahead.is_locked(name)
 
     def get_next_shard_info(self) -> dict[str, Any] | None:
         """Return ``index, name, tar_path, is_cached`` of the shard that the next file comes from; None at the end."""
         following = self._next_shard()
-        return self._shard_status(following) if following < self.num_shards else None
+        return self._lookahead.status(following) if following < self.num_shards else None
 
     def get_shard_cache_status(self, filename: str) -> dict[str, Any]:
-        """Return ``index, name, tar_path, is_cached, cur_filesize`` of a shard.
+        """Return ``index, name, tar_path, is_cached, cur_filesize, total_size`` of a shard.
 
-        ``cur_filesize`` is how many bytes of it are in the cache. `filename` is as for `prepare_shard_by_name`.
+        ``cur_filesize`` is how many bytes of it are here. `filename` is as for `prepare_shard_by_name`.
         """
-        index, cache = self._find_shard(filename), self._dataset.cache
-        return {**self._shard_status(index), "cur_filesize": (0 if cache is None else cache.progress(index)) or 0}
+        return self._lookahead.progress(filename)
 
     def get_lookahead_cache_status(self, lookahead: int = 5) -> list[dict[str, Any]]:
         """Return ``index, name, is_cached`` of the next shards, the current one first."""
         ahead = range(self._next_shard(), min(self._next_shard() + lookahead, self.num_shards))
         return [
-            {name: value for name, value in self._shard_status(index).items() if name != "tar_path"} for index in ahead
+            {name: value for name, value in self._lookahead.status(index).items() if name != "tar_path"}
+            for index in ahead
         ]
-
-    def _shard_status(self, index: int) -> dict[str, Any]:
-        cache = self._dataset.cache
-        return {
-            "index": index,
-            "name": self._file_name(index),
-            "tar_path": without_secrets(self._dataset.shard_url(index)),
-            "is_cached": cache is not None and cache.is_cached(index),
-        }
-
-    def _file_name(self, index: int) -> str:
-        return url_name(self._dataset.shard_url(index))
 
     def _next_shard(self) -> int:
         """Return the shard that the next file comes from: behind the last file of one, the one after it."""
         is_behind = self._file > 0 and self._file >= self._dataset.get_shard_file_count(self._shard)
         return self._shard + is_behind
-
-    def _find_shard(self, name: str) -> int:
-        found = [index for index in range(self.num_shards) if self._file_name(index) in {name, f"{name}.tar"}]
-        stem = name[:-4] if name.lower().endswith(".tar") else name
-        return found[0] if len(found) == 1 else self._dataset.shard_number(stem)
-
-    def reset(self) -> None:
-        """Move the cursor to the first file."""
-        self._shard = self._file = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return where the cursor stands, as plain values that JSON can hold; no credentials are among them."""
-        return {
-            "version": STATE_VERSION,
-            "source": self._dataset.name,
-            "num_shards": self.num_shards,
-            "is_remote": self._dataset.is_remote,
-            "current_shard": self._shard,
-            "current_file_index": self._file,
-            "load_file_data": self._load,
-            "max_file_size": self._max_file_size,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Move the cursor to where `state_dict` said.
-
-        Raises:
-            StateError: The state has another version, or is of a dataset with another number of shards.
-        """
-        version = state.get("version", STATE_VERSION)
-        if version != STATE_VERSION:
-            raise StateError(f"Unsupported state dict version: {version}", hint=f"this shardset reads {STATE_VERSION}")
-        if state.get("num_shards", self.num_shards) != self.num_shards:
-            raise StateError(
-                f"the state is of a dataset with {state['num_shards']} shards, this one has {self.num_shards}"
-            )
-        shard, file = state.get("current_shard", 0), state.get("current_file_index", 0)
-        if not isinstance(shard, int) or not isinstance(file, int) or shard < 0 or file < 0:
-            raise StateError(f"the state's place is broken: shard {shard!r}, file {file!r}")
-        self._shard, self._file = shard, file
-        self._iterator = None
 
     def __repr__(self) -> str:
         return f"TarDataLoader({self._dataset!r}, shard={self._shard}, file={self._file})"

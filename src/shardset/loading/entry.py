@@ -12,6 +12,7 @@ from shardset.formats.captions import (
     first_caption,
     parse_json_sidecars,
 )
+from shardset.index.sidecar_entries import DERIVED_KEYS
 
 if TYPE_CHECKING:
     from shardset.dataset.files import ShardFiles
@@ -22,12 +23,11 @@ if TYPE_CHECKING:
 class TarFileEntry:
     """A file of a shard with its payload, and with what its sidecars say of it.
 
-    Sidecar members are read when `json_data`, `captions` or `caption` is asked for; entries that come from iteration
-    have no sidecars, as in webshart.
+    The sidecar members of a sample that was loaded by its number are read when `json_data`, `captions`, `caption` or
+    `metadata` is asked for. Entries that come from iteration know what the index says and read none, as in webshart.
 
     Attributes:
         data: The payload: bytes, or a view if the loader was made with ``copy=False``; empty if it does not load data.
-        job_id: ``shardNNNN_fileNNNNNN``, by the number that the entry was asked for with.
     """
 
     __slots__ = ("_files", "_number", "_reader", "_row", "_shard_index", "data")
@@ -41,7 +41,16 @@ class TarFileEntry:
         number: int,
         reader: Reader | None = None,
     ) -> None:
-        """With `reader`, `number` is that of a sample of the shard; without, that of a file."""
+        """Make an entry of a row of the index.
+
+        Args:
+            files: The shard's files.
+            row: Row of the index.
+            data: The payload.
+            shard_index: Number of the shard.
+            number: What `job_id` says: that of a sample with `reader`, of a file without; -1 where it has a hash.
+            reader: Reads the sidecars; without, none are read.
+        """
         self._files = files
         self._row = row
         self.data = data
@@ -51,12 +60,27 @@ class TarFileEntry:
 
     # Looked up when asked for: most entries are only asked for their payload.
     @property
-    def _json_row(self) -> int:
-        return -1 if self._reader is None else self._files.json_rows[self._number]
+    def shard_index(self) -> int:
+        """Number of its shard."""
+        return self._shard_index
 
     @property
-    def _text_row(self) -> int:
-        return -1 if self._reader is None else self._files.text_rows[self._number]
+    def file_index(self) -> int:
+        """Its number among all files of its shard, in path order."""
+        return self._files.file_numbers[self._row]
+
+    @property
+    def sample_index(self) -> int | None:
+        """Its number among the samples of its shard, in path order; None for a sidecar."""
+        number = self._files.sample_numbers[self._row]
+        return None if number < 0 else number
+
+    @property
+    def key(self) -> str | None:
+        """The key of the sample that ``ds[i]`` has it in: the path to the first dot of its last part, if it has one."""
+        index = self._files.index
+        length = int(index.key_lengths[self._row])
+        return None if length < 0 else index.names[self._row][:length].decode("utf-8", "surrogateescape")
 
     @property
     def path(self) -> str:
@@ -75,31 +99,35 @@ class TarFileEntry:
 
     @property
     def job_id(self) -> str:
-        """``shardNNNN_fileNNNNNN``."""
+        """``shardNNNN_fileNNNNNN``, by the number that the entry was asked for with: of a sample, or of a file.
+
+        Two files may have one `job_id`, and a `BucketDataLoader` gives a hash of the path; `shard_index`, `file_index`
+        and `sample_index` are never ambiguous.
+        """
+        if self._number < 0:
+            return f"file_{_hash_of(self.path):08x}"
         return f"shard{self._shard_index:04d}_file{self._number:06d}"
 
     @property
     def width(self) -> int | None:
         """Width in pixels as stored, if the index holds it."""
-        size = self._files.geometry(self._row)
-        return size and size[0]
+        return self._files.width(self._row)
 
     @property
     def height(self) -> int | None:
         """Height in pixels as stored, if the index holds it."""
-        size = self._files.geometry(self._row)
-        return size and size[1]
+        return self._files.height(self._row)
 
     @property
     def aspect(self) -> float | None:
-        """Width by height as stored, if the index holds them."""
-        size = self._files.geometry(self._row)
-        return size and size[0] / size[1]
+        """Width by height as stored, in single precision, if the index holds it or both of them."""
+        return self._files.aspect(self._row)
 
     @property
     def json_path(self) -> str | None:
         """Name of the JSON sidecar."""
-        return self._files.names[self._json_row] if self._json_row >= 0 else None
+        place = self._files.json_place(self._row)
+        return None if place is None else place.path
 
     @property
     def json_data(self) -> bytes | None:
@@ -108,9 +136,7 @@ class TarFileEntry:
         Raises:
             StorageError: It cannot be read.
         """
-        if self._json_row < 0 or self._reader is None:
-            return None
-        return self._files.read(self._reader, self._json_row)
+        return None if self._reader is None else self._files.read_json(self._reader, self._row)
 
     @property
     def json_metadata(self) -> Any:
@@ -147,12 +173,13 @@ class TarFileEntry:
         known = self._files.captions(self._row)
         if known is not None:
             return known
-        if self._text_row >= 0 and self._reader is not None:
+        text_row = self._text_row
+        if text_row >= 0 and self._reader is not None:
             try:
-                found = captions_from_text(self._files.read(self._reader, self._text_row))
-            except ValueError as error:
+                found = captions_from_text(self._files.read(self._reader, text_row))
+            except DecodeError as error:
                 raise DecodeError(
-                    f"sidecar {self._files.names[self._text_row]!r}: {error}",
+                    f"sidecar {self._files.names[text_row]!r}: {error}",
                     field="txt",
                     shard=self._files.url,
                     key=self.path,
@@ -168,18 +195,43 @@ class TarFileEntry:
         return first_caption(self.captions)
 
     @property
+    def _text_row(self) -> int:
+        sample = self._files.sample_numbers[self._row]
+        return -1 if sample < 0 else self._files.text_rows[sample]
+
+    @property
     def metadata(self) -> dict[str, Any]:
-        """Everything that the index says of the file: ``path, offset, size`` and what else is known."""
+        """What is known of the file: ``path, offset, size``, and ``width, height, aspect, json_path, captions``...
+
+        Further fields of its entry in the index stand beside them. The captions are `captions`, sidecars included.
+
+        Raises:
+            As `captions`.
+        """
         known: dict[str, Any] = {"path": self.path, "offset": self.offset, "size": self.size}
-        size = self._files.geometry(self._row)
-        if size is not None:
-            known |= {"width": size[0], "height": size[1], "aspect": size[0] / size[1]}
-        if self._json_row >= 0:
-            known["json_path"] = self.json_path
-        captions = self._files.captions(self._row)
-        if captions is not None:
-            known["captions"] = captions
-        return known | self._files.further(self._row)
+        values = (self.width, self.height, self.aspect, self.json_path, self.captions)
+        names = ("width", "height", "aspect", "json_path", "captions")
+        known |= {name: value for name, value in zip(names, values, strict=True) if value is not None}
+        further = self._files.further(self._row)
+        return known | {name: value for name, value in further.items() if name not in DERIVED_KEYS}
 
     def __repr__(self) -> str:
-        return f"TarFileEntry(path={self.path!r}, offset={self.offset}, size={self.size}, job_id={self.job_id!r})"
+        parts = [f"path={self.path!r}", f"offset={self.offset}", f"size={self.size}"]
+        parts += [
+            f"{name}={value}" for name, value in (("width", self.width), ("height", self.height)) if value is not None
+        ]
+        aspect = self.aspect
+        if aspect is not None:
+            parts.append(f"aspect={aspect:.2f}")
+        parts.append(f"shard_idx={self._shard_index}")
+        if self._number >= 0:
+            parts.append(f"file_idx={self._number}")
+        return f"TarFileEntry({', '.join(parts)})"
+
+
+def _hash_of(path: str) -> int:
+    """Return the number in webshart's `job_id` of files out of buckets: h = 31 h + character, in 32 bits."""
+    value = 0
+    for character in path:
+        value = (value * 31 + ord(character)) & 0xFFFFFFFF
+    return value

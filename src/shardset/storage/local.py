@@ -82,7 +82,7 @@ class LocalReader:
             self._handle = os.open(local_path(url), _OPEN_FLAGS)
             info = _object_info(url, os.fstat(self._handle))
         except OSError as error:
-            raise _storage_error(error, url) from error
+            raise storage_error(error, url) from error
         self.url = url
         self.size = info.size
         self.identity = info.identity
@@ -104,7 +104,7 @@ class LocalReader:
             try:
                 payload = self._pread(self._handle, length, offset)
             except OSError as error:
-                raise _storage_error(error, self.url) from error
+                raise storage_error(error, self.url) from error
             if len(payload) == length:
                 return payload
         return self._read_in_pieces(offset, length)
@@ -163,7 +163,7 @@ class LocalReader:
             try:
                 piece = self._pread(self._handle, min(length, _MOST_AT_ONCE), offset)
             except OSError as error:
-                raise _storage_error(error, self.url) from error
+                raise storage_error(error, self.url) from error
             if not piece:
                 raise self._cut(os.fstat(self._handle).st_size)
             pieces.append(piece)
@@ -221,7 +221,7 @@ class LocalStore(Store):
             info = _object_info(url, Path(local_path(url)).stat())
         except OSError as error:
             self._readers.pop(url, None)
-            raise _storage_error(error, url) from error
+            raise storage_error(error, url) from error
         reader = self._readers.get(url)
         if reader is not None and (reader.identity, reader.size) != (info.identity, info.size):
             self._readers.pop(url, None)
@@ -244,7 +244,7 @@ class LocalStore(Store):
         try:
             root = Path(local_path(url)).stat()
         except OSError as error:
-            raise _storage_error(error, url) from error
+            raise storage_error(error, url) from error
         # A stack and not recursion: a hostile tree may be deeper than Python's.
         stack: list[ObjectInfo | _Folder] = [_Folder(url, ((root.st_dev, root.st_ino),))]
         while stack:
@@ -266,7 +266,7 @@ class LocalStore(Store):
                 if expect is not None:
                     check_expected(self, url, expect)
         except OSError as error:
-            raise _storage_error(error, url) from error
+            raise storage_error(error, url) from error
         finally:
             self._readers.pop(url, None)  # another thread may have opened the old one meanwhile
 
@@ -321,7 +321,7 @@ def _list_folder(folder: _Folder, report: Report | None) -> list[ObjectInfo | _F
         with os.scandir(local_path(folder.url)) as entries:
             children = [(entry.name, entry.is_symlink()) for entry in entries]
     except OSError as error:
-        raise _storage_error(error, folder.url) from error
+        raise storage_error(error, folder.url) from error
     found: list[tuple[bytes, ObjectInfo | _Folder]] = []
     for name, is_link in children:
         url = url_join(folder.url, name)
@@ -333,7 +333,7 @@ def _list_folder(folder: _Folder, report: Report | None) -> list[ObjectInfo | _F
                 if is_link:
                     _pass_over("dangling_link", url, report)
                 continue
-            raise _storage_error(error, url) from error
+            raise storage_error(error, url) from error
         if stat.S_ISREG(status.st_mode):
             found.append((os.fsencode(name), _object_info(url, status)))
         elif not stat.S_ISDIR(status.st_mode):
@@ -358,9 +358,6 @@ def _pass_over(code: str, url: str, report: Report | None) -> None:
 def _object_info(url: str, status: os.stat_result) -> ObjectInfo:
     """Return what a stat says of a file; size is apart from identity, so that messages can name it.
 
-    The inode is there because a copy or a rename can bring an old mtime with it. The device is not, because network
-    file systems give it anew at each mount.
-
     Raises:
         StorageError: It is not a regular file.
     """
@@ -369,11 +366,20 @@ def _object_info(url: str, status: os.stat_result) -> ObjectInfo:
         error = StorageError(f"not a file but a {'folder' if is_folder else 'device, pipe or socket'}", url=url)
         error.errno = errno.EISDIR if is_folder else errno.EINVAL
         raise error
-    return ObjectInfo(url, status.st_size, f"{status.st_mtime_ns}-{status.st_ino}")
+    return ObjectInfo(url, status.st_size, file_identity(status))
 
 
-def _storage_error(error: OSError, url: str) -> StorageError:
-    """Translate an error of the system; its number is kept."""
+def file_identity(status: os.stat_result) -> str:
+    """Return the identity of a file, as `ObjectInfo` has it.
+
+    The inode is there because a copy or a rename can bring an old mtime with it. The device is not, because network
+    file systems give it anew at each mount.
+    """
+    return f"{status.st_mtime_ns}-{status.st_ino}"
+
+
+def storage_error(error: OSError, url: str) -> StorageError:
+    """Return the error of ours for one of the system; its number is kept."""
     if isinstance(error, StorageError):
         return error
     kind: type[StorageError] = StorageError

@@ -1,54 +1,47 @@
-"""One shard, one idempotent task: run here or over processes. A killed run is simply run again."""
+"""Sidecar indexes and a catalog: for each shard one task that may be done again."""
 
 from __future__ import annotations
 
-import gc
-import multiprocessing
 import os
-import sys
-from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING
 
 import orjson
 
-from .dataset.catalogs import (
+from shardset.dataset.catalogs import (
     CATALOG_FOLDER,
     IndexOptions,
     catalog_beside,
     catalog_in_cache,
     known_rows,
     settle_row,
+    sidecar_identity,
     write_catalog,
 )
-from .dataset.discover import find_shards
-from .dataset.files import check_reader
-from .errors import AccessError, IndexFileError, NotFoundError, StorageError
-from .index.build import build_index
-from .index.catalog_writer import ShardRow, shard_row
-from .index.sidecar import dump_sidecar, parse_sidecar, sidecar_path
-from .policy import Place, Policy, Report
-from .storage.anywhere import AnyStore
-from .storage.local import local_path
-from .storage.store import url_join, url_name, url_scheme
+from shardset.dataset.discover import find_shards
+from shardset.dataset.files import check_reader
+from shardset.errors import AccessError, IndexFileError, NotFoundError, StorageError
+from shardset.index.build import build_index
+from shardset.index.catalog_writer import ShardRow, shard_row
+from shardset.index.edit import collector_paused
+from shardset.index.sidecar import dump_sidecar, parse_sidecar, sidecar_path
+from shardset.policy import Place, Policy, Report
+from shardset.storage.anywhere import AnyStore
+from shardset.storage.local import local_path
+from shardset.storage.store import url_join, url_name, url_scheme
+
+from .pool import num_workers, task_pool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable
+    from concurrent.futures import Executor
 
-    from .dataset.discover import ShardSource, Source
-    from .index.catalog import Catalog
-    from .index.sidecar import Sidecar
-    from .index.table import ShardIndex
-    from .storage.store import Store
-
-
-Task = TypeVar("Task")
-Answer = TypeVar("Answer")
-
-_SMALL: Final = 64 << 20
-"""Shards of fewer bytes in all are indexed faster in this process than a pool starts."""
+    from shardset.dataset.discover import ShardSource, Source
+    from shardset.index.catalog import Catalog
+    from shardset.index.sidecar import Sidecar
+    from shardset.index.table import ShardIndex
+    from shardset.storage.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +51,22 @@ class IndexTask:
     Attributes:
         shard: The shard.
         store: Where it and its sidecar live.
-        sidecar: Url of the sidecar index to write; None to write none.
+        place: Url of its sidecar index.
+        writes_sidecar: Write that.
         options: What to read beyond headers.
         policy: What to do about damage.
         force: Write over a sidecar index that is already there and good, or over a file that is none.
+        completes: Put pixel sizes into a good index of another tool too, if it lacks them.
     """
 
     shard: ShardSource
     store: Store
-    sidecar: str | None
+    place: str
+    writes_sidecar: bool
     options: IndexOptions
     policy: Policy
     force: bool
+    completes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +89,30 @@ def index_shard(task: IndexTask) -> IndexedShard:
         FormatError: It is damaged, and the policy says to raise.
         StorageError: Reading or writing failed.
     """
-    with _collector_paused():
-        return _index_shard(task)
+    with collector_paused():
+        shard, done = task.shard, write_index(task)
+        identity, sidecar = shard.info.identity, done.sidecar
+        row = shard_row(done.index, url=shard.url, name=shard.name, identity=identity, sidecar=sidecar)
+        return IndexedShard(row, done.report, done.written)
 
 
-def _index_shard(task: IndexTask) -> IndexedShard:
+@dataclass(frozen=True, slots=True)
+class WrittenIndex:
+    """The index of a shard, and what was done about its sidecar index, whose identity `sidecar` is."""
+
+    index: ShardIndex
+    report: Report
+    written: bool
+    sidecar: str | None
+
+
+def write_index(task: IndexTask) -> WrittenIndex:
+    """Index one shard, and write its sidecar index, as `index_shard` does."""
     report = Report()
     shard, options = task.shard, task.options
     reader = check_reader(task.store.open(shard.url), shard.info.size, shard.info.identity)
-    place = task.sidecar
+    place = task.place if task.writes_sidecar else None
+    sidecar = sidecar_identity(task.place)  # looked at before it is read: if it changes now, that shows
     index = build_index(
         reader,
         captions=options.captions,
@@ -116,7 +128,7 @@ def _index_shard(task: IndexTask) -> IndexedShard:
     if place is not None and kept is not None:
         index = _with_annotations_of(index, kept.index)
         # One of ours that lacks what is read now is completed; nothing in it is lost.
-        if kept.digest is not None and options.geometry and kept.index.geometry is None:
+        if (kept.digest is not None or task.completes) and options.geometry and kept.index.geometry is None:
             task.store.write(place, dump_sidecar(index, name=url_name(shard.url), like=kept))
             written = True
         else:
@@ -124,24 +136,9 @@ def _index_shard(task: IndexTask) -> IndexedShard:
     elif place is not None and is_tar and (task.force or _may_write(task, place, report)):
         task.store.write(place, dump_sidecar(index, name=url_name(shard.url)))
         written = True
-    row = shard_row(index, url=shard.url, name=shard.name, identity=shard.info.identity)
-    return IndexedShard(row, report, written)
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Keep Python's collector of cycles from running.
-
-    An index is tens of thousands of small dicts and no cycle among them; looking through them again and again costs a
-    fifth of the time that it takes to write one.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+    if written:
+        sidecar = sidecar_identity(task.place)
+    return WrittenIndex(index, report, written, sidecar)
 
 
 def _good_sidecar(task: IndexTask, place: str, index: ShardIndex) -> Sidecar | None:
@@ -254,6 +251,7 @@ def index_dataset(
     found = find_shards(source, store=store, report=report)
     options = IndexOptions(captions=captions, geometry=geometry)
     target = None if destination is None else os.fspath(destination)
+    is_foreign = store is not None
     if store is None:
         store = AnyStore()
     elif target is not None and url_scheme(target) != url_scheme(found.root):
@@ -262,7 +260,7 @@ def index_dataset(
         what = "web servers are read only: the indexes cannot go beside the shards"
         raise AccessError(what, url=found.root, hint="name a folder for them (--destination), or leave them out")
     tasks = [
-        IndexTask(shard, store, _sidecar_place(shard, target) if sidecars else None, options, policy, force)
+        IndexTask(shard, store, _sidecar_place(shard, target), sidecars, options, policy, force)
         for shard in found.shards
     ]
     beside = catalog_beside(found)
@@ -271,11 +269,11 @@ def index_dataset(
     else:
         # Beside the shards stands the catalog of the whole folder, and not one of a few shards of it.
         folder = beside if beside is not None and found.is_folder else catalog_in_cache(found, options)
-    known = known_rows((folder,), options, report) if not force else lambda _: None
+    known = known_rows(() if force else (folder,), options, report, lambda shard: _sidecar_place(shard, target))
     rows: dict[int, ShardRow] = {}
     for number, task in enumerate(tasks):
         row = known(task.shard)
-        if row is not None and (task.sidecar is None or _exists(store, task.sidecar)):
+        if row is not None and (not task.writes_sidecar or _exists(store, task.place)):
             settle_row(row, policy, report)
             rows[number] = row
     pending = [number for number in range(len(tasks)) if number not in rows]
@@ -285,7 +283,7 @@ def index_dataset(
     if url_scheme(tasks[0].shard.url) == "memory":
         workers = 0  # another process would write into a copy of the store
     total_size = sum(tasks[number].shard.info.size for number in pending)
-    with _pool(executor, _workers(workers, len(pending), total_size)) as run:
+    with task_pool(executor, num_workers(workers, len(pending), total_size), needs_main=is_foreign) as run:
         for done, (number, answer) in enumerate(
             zip(pending, run(index_shard, [tasks[number] for number in pending]), strict=True)
         ):
@@ -309,42 +307,3 @@ def _exists(store: Store, url: str) -> bool:
     except StorageError:
         return False
     return True
-
-
-def _workers(workers: int | None, tasks: int, size: int) -> int:
-    """Return how many processes to use; 0 means this one."""
-    if workers is not None:
-        if workers < 0:
-            raise ValueError(f"workers={workers}: it is 0 (this process) or more")
-        return min(workers, tasks)
-    return 0 if tasks < 2 or size < _SMALL else min(os.cpu_count() or 1, tasks)
-
-
-@contextmanager
-def _pool(
-    executor: Executor | None, workers: int
-) -> Iterator[Callable[[Callable[[Task], Answer], list[Task]], Iterable[Answer]]]:
-    """Give a function that maps tasks in order: over the executor, a pool of processes, or in this process."""
-    if executor is not None:
-        yield executor.map
-    elif not workers:
-        yield map
-    else:
-        # A server process that has the modules loaded forks clean workers: neither this process's threads and locks
-        # nor a fresh start for each worker. It needs a main module that can be imported again, as spawn does.
-        if sys.platform == "win32":
-            context = multiprocessing.get_context("spawn")
-        else:
-            context = multiprocessing.get_context("forkserver")
-            context.set_forkserver_preload([__name__])
-        with ProcessPoolExecutor(workers, context) as pool:
-            try:
-                yield pool.map
-            except (
-                BaseException
-            ):  # Ctrl-C, most of all: what is under way is not waited for, since it can be done again
-                processes = [*(pool._processes or {}).values()]  # noqa: SLF001 - public from Python 3.14 on
-                pool.shutdown(wait=False, cancel_futures=True)
-                for process in processes:
-                    process.terminate()
-                raise

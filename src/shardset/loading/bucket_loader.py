@@ -1,0 +1,380 @@
+"""A loader that gives files bucket by bucket, in batches of one shape."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from shardset.errors import StateError
+
+from .bucket_order import STRATEGIES, FileOrder, Plan, Strategy, order_files, plan_pass
+from .bucket_store import dataset_file_order
+from .buckets import Shape
+from .fetch import Fetcher, as_dataset, checked_batch_size
+from .state import check_dataset, place_of
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Mapping
+
+    from shardset.dataset.dataset import Dataset
+    from shardset.policy import Policy
+
+    from .entry import TarFileEntry
+
+STATE_VERSION: Final = 1
+_AT_ONCE: Final = 64
+_MEBI: Final = 1 << 20
+_STRATEGY_NAMES: Final = dict(zip(STRATEGIES, ("Sequential", "RandomWithinBuckets", "FullyRandom"), strict=True))
+
+
+class BucketDataLoader:
+    """Gives the files that have a size in pixels, bucket by bucket; a batch never holds two shapes.
+
+    Files are those of every shard that are images by their index, sidecars never. `shardset.loading.buckets` has the
+    rules of buckets; they come sorted by key, and within one shard by shard in path order. With ``lazy_load``, some
+    shards at a time are sorted into buckets, and all their files are given before the next shards are looked at;
+    otherwise all shards at once. Shuffled orders follow from `seed` and `epoch` alone.
+
+    Args:
+        dataset_or_path: A dataset, or a source for `discover_dataset`.
+        key: ``aspect``, ``geometry-tuple`` or ``geometry-list``.
+        target_pixel_area: Pixels that sizes are scaled to before they are compared.
+        target_resolution_multiple: What scaled sides are multiples of.
+        round_to: Decimals of an aspect; None for all.
+        sampling_strategy: ``sequential``, ``random_within_buckets`` or ``fully_random``, which is never lazy.
+        load_file_data: Read payloads; otherwise entries have empty `data`.
+        max_file_size: Larger files are left out, in bytes.
+        hf_token: Token for the Hub, for a source.
+        chunk_size_mb: How many MiB are read at once.
+        lazy_load: Sort some shards at a time into buckets.
+        shard_batch_size: How many shards that is.
+        batch_size: Files in a batch.
+        seed: For shuffled orders.
+        epoch: Which pass comes first.
+        drop_last: Leave out what is left of a bucket when it is smaller than a batch. Files by themselves all come.
+        copy: Give bytes; otherwise views.
+        policy: What to do if a file cannot be read; by default the dataset's.
+
+    Raises:
+        As `discover_dataset`, for a source.
+        ValueError: Key or strategy is unknown, or a number is out of range.
+    """
+
+    def __init__(  # noqa: PLR0917 - webshart's signature
+        self,
+        dataset_or_path: Dataset | str | os.PathLike[str],
+        key: str = "aspect",
+        target_pixel_area: int | None = None,
+        target_resolution_multiple: int = 64,
+        round_to: int | None = 2,
+        sampling_strategy: Strategy = "sequential",
+        load_file_data: bool = True,
+        max_file_size: int = 50_000_000,
+        hf_token: str | None = None,
+        chunk_size_mb: int = 10,
+        lazy_load: bool = True,
+        shard_batch_size: int = 10,
+        batch_size: int | None = None,
+        *,
+        seed: int = 0,
+        epoch: int = 0,
+        drop_last: bool = False,
+        copy: bool = True,
+        policy: Policy | None = None,
+    ) -> None:
+        self._shape = Shape(key, target_pixel_area, target_resolution_multiple, round_to).check()
+        if sampling_strategy not in STRATEGIES:
+            raise ValueError(
+                f"sampling_strategy must be {', '.join(map(repr, STRATEGIES[:-1]))}, or {STRATEGIES[-1]!r}, "
+                f"not {sampling_strategy!r}"
+            )
+        if shard_batch_size < 1:
+            raise ValueError(f"shard_batch_size is {shard_batch_size}, not positive")
+        dataset = as_dataset(dataset_or_path, hf_token=hf_token, policy=policy)
+        self._fetcher = Fetcher(
+            dataset, load=load_file_data, max_file_size=max_file_size, copy=copy, policy=policy or dataset.policy
+        )
+        self._strategy: Strategy = sampling_strategy
+        self._chunk_bytes = max(1, chunk_size_mb) * _MEBI
+        self._is_lazy = lazy_load
+        self._shards_at_once = shard_batch_size
+        self._batch_size = checked_batch_size(batch_size)
+        self._seed = operator.index(seed)
+        self._epoch = operator.index(epoch)
+        self._drop_last = drop_last
+        self._counts: dict[str, int] = {}
+        self._windows_seen = 0
+        self._window = -1
+        self._order: FileOrder | None = None
+        self._plan: Plan | None = None
+        self._position = 0
+        self._has_begun = False
+        self._chunk: tuple[int, list[TarFileEntry | None]] = (0, [])
+
+    @property
+    def dataset(self) -> Dataset:
+        """What is loaded."""
+        return self._fetcher.dataset
+
+    @property
+    def seed(self) -> int:
+        """What shuffled orders follow from, with `epoch`."""
+        return self._seed
+
+    @property
+    def epoch(self) -> int:
+        """Which pass this is. Setting it moves to the start of that pass."""
+        return self._epoch
+
+    @epoch.setter
+    def epoch(self, value: int) -> None:
+        self._epoch = operator.index(value)
+        self._start(0)
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether batches leave out what is left of a bucket."""
+        return self._drop_last
+
+    @property
+    def batch_size(self) -> int | None:
+        """Files in a batch; None if none was set."""
+        return self._batch_size
+
+    @batch_size.setter
+    def batch_size(self, value: int | None) -> None:
+        value = checked_batch_size(value)
+        if self._strategy == "fully_random" and value != self._batch_size:
+            if self._position:
+                raise ValueError("a random order is made of batches; set batch_size before the pass begins")
+            self._start(0)
+        self._batch_size = value
+
+    # Where it stands.
+
+    @property
+    def _num_windows(self) -> int:
+        if not self._is_lazy or self._strategy == "fully_random":
+            return 1
+        return -(-self.dataset.num_shards // self._shards_at_once)
+
+    def _start(self, window: int) -> None:
+        self._window, self._order, self._plan, self._position = window, None, None, 0
+        self._chunk = (0, [])
+
+    def _current(self) -> Plan | None:
+        """Return the plan that the position is in, moving on to the next shards if need be; None at the end."""
+        while True:
+            if self._plan is None:
+                window = max(self._window, 0)
+                if window >= self._num_windows:
+                    return None
+                self._order, self._plan = self._make_plan(window, self._seed, self._epoch, self._batch_size)
+                self._window = window
+            if self._position < len(self._plan.places):
+                return self._plan
+            if self._window + 1 >= self._num_windows:
+                return None
+            self._start(self._window + 1)
+
+    def _make_plan(self, window: int, seed: int, epoch: int, batch_size: int | None) -> tuple[FileOrder, Plan]:
+        if self._num_windows == 1:
+            order = dataset_file_order(self._fetcher, self._shape)
+        else:
+            shards = self._shards_of(window)
+            self.dataset.load_files(shards)
+            order = order_files(shards, self._fetcher.files, self._shape, self._fetcher.max_file_size)
+        if window >= self._windows_seen:
+            for key, count in zip(order.keys, np.diff(order.starts).tolist(), strict=True):
+                self._counts[key] = self._counts.get(key, 0) + count
+            self._windows_seen = window + 1
+        return order, plan_pass(order, self._strategy, seed=seed, epoch=epoch, batch_size=batch_size)
+
+    def _shards_of(self, window: int) -> range:
+        start = window * self._shards_at_once
+        return range(start, min(start + self._shards_at_once, self.dataset.num_shards))
+
+    # Files and batches.
+
+    def __iter__(self) -> Iterator[TarFileEntry]:
+        return self
+
+    def __next__(self) -> TarFileEntry:
+        while (plan := self._current()) is not None:
+            start, entries = self._chunk
+            if not start <= self._position < start + len(entries):
+                start, entries = self._chunk = (self._position, self._read(plan, self._position, _AT_ONCE))
+            entry = entries[self._position - start]
+            entries[self._position - start] = None
+            self._position += 1
+            self._has_begun = True
+            if entry is not None:  # one that the policy left out
+                return entry
+        raise StopIteration
+
+    def next_batch(self) -> list[TarFileEntry] | None:
+        """Return the next files of one bucket, `batch_size` of them or else one; None at the end.
+
+        Raises:
+            StorageError: Reading failed; the position stays where it was.
+        """
+        size = self._batch_size or 1
+        while (plan := self._current()) is not None:
+            end = int(plan.ends[np.searchsorted(plan.ends, self._position, side="right")])
+            stop = min(self._position + size, end)
+            entries: list[TarFileEntry | None] = []
+            if stop - self._position == size or not self._drop_last:
+                entries = self._read(plan, self._position, stop - self._position, whole=True)
+            self._position = stop
+            self._has_begun = True
+            if batch := [entry for entry in entries if entry is not None]:
+                return batch
+        return None
+
+    def iter_batches(self) -> Iterator[list[TarFileEntry]]:
+        """Give batches, each of one bucket; the last of a bucket may be smaller.
+
+        Raises:
+            ValueError: No `batch_size` is set.
+        """
+        if self._batch_size is None:
+            raise ValueError("batch_size must be set to iterate batches")
+        return iter(self.next_batch, None)
+
+    def _read(self, plan: Plan, start: int, count: int, *, whole: bool = False) -> list[TarFileEntry | None]:
+        """Read files from a position on: `count` of them, or fewer if they are large and not `whole`."""
+        assert self._order is not None  # noqa: S101 - it was made with the plan
+        places = plan.places[start : start + count]
+        if not whole:
+            ends = np.cumsum(self._order.length[places])
+            places = places[: max(1, int(np.searchsorted(ends, self._chunk_bytes, side="right")))]
+        shards, files = self._order.shard[places].tolist(), self._order.file[places].tolist()
+        return self._fetcher.many(list(zip(shards, files, strict=True)), as_samples=False)
+
+    def reset(self) -> None:
+        """Move to the start. If files were given before, that begins the next epoch, with another shuffle."""
+        if self._has_begun and self._strategy != "sequential":
+            self._epoch += 1
+        self._has_begun = False
+        self._start(0)
+
+    # Buckets.
+
+    def get_current_bucket(self) -> str | None:
+        """Return the key of the bucket that the next file is of; None at the end."""
+        plan = self._current()
+        return None if plan is None else plan.keys[int(plan.bucket[self._position])]
+
+    def skip_to_bucket(self, key: str) -> None:
+        """Move to the first file of a bucket; with ``lazy_load``, in the shards at hand or else in later ones.
+
+        Raises:
+            ValueError: There is no such bucket; the position stays where it was.
+        """
+        before = (self._window, self._position)
+        self._start(max(self._window, 0))
+        while (plan := self._current()) is not None:
+            if key in plan.keys:
+                self._position = int(np.argmax(plan.bucket == plan.keys.index(key)))
+                return
+            self._position = len(plan.places)
+        self._start(before[0])
+        self._position = before[1]
+        raise ValueError(f"Bucket {key!r} not found: there are {', '.join(list(self._counts)[:8])}")
+
+    def get_bucket_stats(self) -> dict[str, Any]:
+        """Return what is known of the buckets; with ``lazy_load``, those of the shards that were looked at so far."""
+        self._current()
+        counts, num_shards = self._counts, self.dataset.num_shards
+        seen = num_shards if self._num_windows == 1 else min(self._windows_seen * self._shards_at_once, num_shards)
+        return {
+            "num_buckets": len(counts),
+            "sampling_strategy": _STRATEGY_NAMES[self._strategy],
+            "lazy_load": self._is_lazy,
+            "shards_processed": seen,
+            "total_shards": num_shards,
+            "batch_size": self._batch_size,
+            "total_files_loaded": sum(counts.values()),
+            "min_files_per_bucket": min(counts.values(), default=0),
+            "max_files_per_bucket": max(counts.values(), default=0),
+            "avg_files_per_bucket": sum(counts.values()) / len(counts) if counts else 0.0,
+            "bucket_details": dict(sorted(counts.items())),
+        }
+
+    # States.
+
+    def _settings(self) -> dict[str, Any]:
+        """Return what decides the order and cannot be taken over from a state."""
+        return {
+            "key": self._shape.key,
+            "target_pixel_area": self._shape.area,
+            "target_resolution_multiple": self._shape.multiple,
+            "round_to": self._shape.round_to,
+            "sampling_strategy": self._strategy,
+            "max_file_size": self._fetcher.max_file_size,
+            "windows": self._num_windows,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where it stands, as plain values that JSON can hold; no credentials are among them."""
+        self._current()
+        return {
+            "bucket_state_version": STATE_VERSION,
+            **place_of(self.dataset),
+            **self._settings(),
+            "batch_size": self._batch_size,
+            "drop_last": self._drop_last,
+            "seed": self._seed,
+            "epoch": self._epoch,
+            "window": max(self._window, 0),
+            "position": self._position,
+            "has_begun": self._has_begun,
+            "files": 0 if self._plan is None else len(self._plan.places),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Move to where `state_dict` said; seed, epoch and batches are taken over.
+
+        Raises:
+            StateError: It is none of this loader's: of another version, another dataset, other buckets. Nothing was
+                changed then.
+        """
+        version = state_dict.get("bucket_state_version")
+        if version != STATE_VERSION:
+            raise StateError(f"Unsupported state dict version: {version}", hint=f"this shardset reads {STATE_VERSION}")
+        check_dataset(state_dict, self.dataset)
+        for name, value in self._settings().items():
+            if state_dict.get(name) != value:
+                raise StateError(f"the state has {name} {state_dict.get(name)!r}, the loader {value!r}")
+        seed, epoch, window, position, count = (
+            _number(state_dict, name) for name in ("seed", "epoch", "window", "position", "files")
+        )
+        try:
+            batch_size = checked_batch_size(state_dict.get("batch_size"))
+        except (TypeError, ValueError) as error:
+            raise StateError(f"the state's {error}") from error
+        if not 0 <= window < self._num_windows:
+            raise StateError(f"the state stands in part {window} of the shards, there are {self._num_windows}")
+        order, plan = self._make_plan(window, seed, epoch, batch_size)
+        if len(plan.places) != count or not 0 <= position <= count:
+            raise StateError(f"the state stands at {position} of {count} files, here are {len(plan.places)}")
+        self._start(window)
+        self._order, self._plan, self._position = order, plan, position
+        self._seed, self._epoch, self._batch_size = seed, epoch, batch_size
+        self._drop_last, self._has_begun = bool(state_dict.get("drop_last")), bool(state_dict.get("has_begun"))
+
+    def __repr__(self) -> str:
+        return (
+            f"BucketDataLoader({self.dataset!r}, strategy={self._strategy!r}, epoch={self._epoch}, "
+            f"position={self._position})"
+        )
+
+
+def _number(state: Mapping[str, Any], name: str) -> int:
+    value = state.get(name)
+    if type(value) is not int:
+        raise StateError(f"the state's {name} is {value!r}")
+    return value

@@ -1,0 +1,121 @@
+"""Where tasks run: in this process, in a pool of processes made for the purpose, or where the caller says."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing import connection, forkserver
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from multiprocessing.context import BaseContext
+
+Task = TypeVar("Task")
+Answer = TypeVar("Answer")
+
+SMALL: Final = 64 << 20
+"""Shards of fewer bytes in all are indexed faster in this process than a pool starts."""
+_GRACE: Final = 0.5
+
+
+def num_workers(workers: int | None, tasks: int, size: int, *, most: int | None = None) -> int:
+    """Return how many processes to use; 0 means this one.
+
+    Args:
+        workers: As many as the caller wants; None for as many as pay.
+        tasks: How many tasks there are.
+        size: Bytes of their shards.
+        most: No more than these, if it is for this function to say how many pay.
+
+    Raises:
+        ValueError: A number is negative.
+    """
+    for name, number in (("workers", workers), ("max_workers", most)):
+        if number is not None and number < 0:
+            raise ValueError(f"{name}={number}: it is 0 (this process) or more")
+    if workers is not None:
+        return min(workers, tasks)
+    pays = 0 if tasks < 2 or size < SMALL else min(os.cpu_count() or 1, tasks)
+    return pays if most is None else min(pays, most)
+
+
+@contextmanager
+def task_pool(
+    executor: Executor | None, workers: int, *, needs_main: bool = True
+) -> Iterator[Callable[[Callable[[Task], Answer], list[Task]], Iterable[Answer]]]:
+    """Give a function that maps tasks in order: over the executor, a pool of processes, or in this process.
+
+    Args:
+        executor: Where the caller wants the tasks to run.
+        workers: Processes of a pool made for this; 0 for none.
+        needs_main: Tasks may hold what the main module defines. Otherwise workers do without that module, which may be
+            a script that would begin its work once more if it was imported again.
+    """
+    if executor is not None:
+        yield executor.map
+    elif not workers:
+        yield map
+    else:
+        with ProcessPoolExecutor(workers, _context(), _begin_worker) as pool:
+            try:
+                yield pool.map if needs_main else partial(_map_without_main, pool)
+            except BaseException:
+                _stop(pool)
+                raise
+
+
+def _stop(pool: ProcessPoolExecutor) -> None:
+    """Stop a pool after Ctrl-C, most of all: what takes longer is not waited for, since it can be done again."""
+    processes = [*(pool._processes or {}).values()]  # noqa: SLF001 - what ends them is public from Python 3.14 on
+    manager: Any = pool._executor_manager_thread  # noqa: SLF001
+    pool.shutdown(wait=False, cancel_futures=True)
+    if manager is not None:
+        # In Python 3.11 that thread stumbles, aloud, over cancelled tasks that it has not yet dropped.
+        manager.join(_GRACE)
+    for process in processes:
+        process.terminate()
+
+
+def _context() -> BaseContext:
+    # A server process that has the modules loaded forks clean workers: neither this process's threads and locks nor a
+    # fresh start for each worker.
+    if sys.platform == "win32":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__package__])
+    return context
+
+
+def _map_without_main(
+    pool: ProcessPoolExecutor, function: Callable[[Task], Answer], tasks: list[Task]
+) -> Iterable[Answer]:
+    """Hand in all tasks, which starts the workers, while there seems to be no main module to be imported by them."""
+    if sys.platform != "win32":
+        forkserver.ensure_running()  # takes longest, and does not need this
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        return pool.map(function, tasks)
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _begin_worker() -> None:
+    """Prepare a worker process: it ends when its parent does, and leaves Ctrl-C to that."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def _end_with(sentinel: Any) -> None:
+    connection.wait([sentinel])
+    os._exit(1)
