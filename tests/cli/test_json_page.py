@@ -66,6 +66,31 @@ def cache_runs(run, folder):
     }
 
 
+def rewriting_runs(run, folder):
+    """Extract, coalesce and repack what is whole, and what is damaged or has no Unicode name."""
+    odd = folder / "rewritten"
+    hostile = write_shard(odd / "h\udcffostile.tar", [*HOSTILE, ("bad\udcff.jpg", b"")])
+    damaged = write_shard(
+        folder / "cut" / "damaged.tar", [("a b.jpg", b"x"), ("a b.jpg", b"y"), ("c.jpg", bytes(2000))]
+    )
+    damaged.write_bytes(damaged.read_bytes()[:3500])
+    unsaid = write_shard(folder / "unsaid" / "a.tar", [("bad\udcff.jpg", b""), ("bad\udcff.json", b"{")])
+    skipping = ("--on-error", "skip", "--json")
+    return {
+        "shardset extract-metadata --json": [
+            run("extract-metadata", "--source", source, "--destination", folder / "x", *skipping)
+            for source in (odd, damaged)
+        ],
+        "shardset optimize-captions --json": [
+            run("optimize-captions", "--source", hostile, "--destination", folder / "y", "--json"),
+            run("optimize-captions", "--source", unsaid, "--destination", folder / "w", "--json"),
+        ],
+        "shardset optimize-dataset --json": [
+            run("optimize-dataset", "--source", damaged.parent, "--destination", folder / "z", "--json")
+        ],
+    }
+
+
 def test_the_keys_that_are_printed_are_those_of_the_page(run, sources, tmp_path):
     good, odd, hostile, shard = sources
     indexing = [run("index", good, "--geometry", "--json"), run("index", odd, "--on-error", "skip", "--json")]
@@ -79,6 +104,7 @@ def test_the_keys_that_are_printed_are_those_of_the_page(run, sources, tmp_path)
         "shardset stats SOURCE --json": [run("stats", good, "--json"), run("stats", odd, "--json")],
         "shardset index SOURCE --json": indexing,
         **cache_runs(run, tmp_path),
+        **rewriting_runs(run, tmp_path),
     }
     page = documented()
     assert set(page) == set(runs)
@@ -94,5 +120,12 @@ def test_the_keys_that_are_printed_are_those_of_the_page(run, sources, tmp_path)
 
 
 def test_every_command_that_prints_json_says_where_it_is_described(run):
-    for command in ("index", "ls", "show", "stats", "cache ls", "cache clear", "cache verify"):
+    caches = ("cache ls", "cache clear", "cache verify")
+    for command in (
+        *("index", "ls", "show", "stats"),
+        *caches,
+        "extract-metadata",
+        "optimize-captions",
+        "optimize-dataset",
+    ):
         assert "docs/json.md" in run(*command.split(), "--help").text
