@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections import OrderedDict
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -20,6 +19,7 @@ from shardset.storage.threads import map_in_threads
 from .catalogs import IndexOptions, catalog_in_cache, load_index
 from .discover import ShardSource
 from .files import ShardFiles, ShardReader, check_reader
+from .kept_files import KeptFiles
 from .shard_cache import ShardCache
 from .summary import detailed_stats, known_stats, known_totals, summary_text
 
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 
     from .discover import Found
 
-_LISTS_KEPT: Final = 64
-_ROWS_KEPT: Final = 16_000_000
-"""Indexes stay in memory as columns, of about 90 bytes a file, up to this many files; lists of `_LISTS_KEPT` shards."""
 _SHARDS_AT_ONCE: Final = 64
 _BLOCK: Final = 512
 _READERS_KEPT: Final = 128
@@ -90,7 +87,7 @@ class Shards:
         self._cache: CachedStore | None = None
         self._sidecars: CachedStore | None = None
         self._readers: dict[int, Reader] = {}
-        self._files: OrderedDict[int, ShardFiles] = OrderedDict()
+        self._files = KeptFiles()
         self._file_starts = [0]
 
     def _known_catalog(self) -> Catalog:
@@ -202,17 +199,9 @@ class Shards:
         files = self._files.get(shard_index)
         if files is None:
             source = self._source(shard_index)
-            files = self._files[shard_index] = self._load_files(source)
-            self._forget()
+            files = self._load_files(source)
+            self._files.put(shard_index, files)
         return files
-
-    def _forget(self) -> None:
-        """Keep memory in bounds: that of lists, and that of columns."""
-        if len(self._files) > _LISTS_KEPT:
-            earlier = [*self._files][-_LISTS_KEPT - 1]
-            self._files[earlier].forget_lists()
-        while len(self._files) > _LISTS_KEPT and sum(f.index.num_files for f in self._files.values()) > _ROWS_KEPT:
-            self._files.popitem(last=False)
 
     def _load_files(self, source: ShardSource) -> ShardFiles:
         error: FormatError | None = None
@@ -392,7 +381,7 @@ class Shards:
 
     def loaded_files(self, shard_index: int) -> ShardFiles | None:
         """Return the files of a shard if its index is in memory."""
-        return self._files.get(shard_index)
+        return self._files.peek(shard_index)
 
     def info(self, shard_index: int) -> ShardSource:
         """Return what the search for shards found of one: url, name, size.

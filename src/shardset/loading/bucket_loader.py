@@ -93,6 +93,7 @@ class BucketDataLoader:
             )
         if shard_batch_size < 1:
             raise ValueError(f"shard_batch_size is {shard_batch_size}, not positive")
+        self._batch_size = checked_batch_size(batch_size)
         dataset = as_dataset(dataset_or_path, hf_token=hf_token, policy=policy)
         self._fetcher = Fetcher(
             dataset, load=load_file_data, max_file_size=max_file_size, copy=copy, policy=policy or dataset.policy
@@ -101,7 +102,6 @@ class BucketDataLoader:
         self._chunk_bytes = max(1, chunk_size_mb) * _MEBI
         self._is_lazy = lazy_load
         self._shards_at_once = shard_batch_size
-        self._batch_size = checked_batch_size(batch_size)
         self._seed = operator.index(seed)
         self._epoch = operator.index(epoch)
         self._drop_last = drop_last

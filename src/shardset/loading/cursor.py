@@ -245,7 +245,8 @@ class TarDataLoader(ByNumber):
         if not 0 <= index < self.num_shards:
             raise IndexError(f"Shard index {index} out of range (0-{self.num_shards - 1})")
         file = operator.index(cursor_idx or 0)
-        if file and not 0 <= file <= (count := self._dataset.get_shard_file_count(index)):
+        count = self._dataset.get_shard_file_count(index) if file else 0
+        if not 0 <= file <= count:
             raise IndexError(f"File index {file} out of range: shard {index} has {count} files")
         self._ranges, self._range = None, 0
         self._move(index, file)
