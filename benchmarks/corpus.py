@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import shutil
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 _PHOTOS: Final = Path(__file__).parent.parent / "examples" / "data"
 _TEXT: Final = "a quiet photograph of an old red boat under the bridge near a market on a bright winter morning"
@@ -89,6 +90,63 @@ def _header(photo: Path) -> tuple[bytes, int]:
             sizes_at = at + 5
         at += 2 + int.from_bytes(raw[at + 2 : at + 4], "big")
     return raw[: at + 2 + int.from_bytes(raw[at + 2 : at + 4], "big")], sizes_at
+
+
+@dataclass(frozen=True, slots=True)
+class Indexed:
+    """Shards of tiny images whose indexes, as webshart writes them, say sizes in pixels: one shard under many names."""
+
+    shards: int
+    samples: int = 5000
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in all shards, of one file each."""
+        return self.shards * self.samples
+
+    def make(self, root: Path) -> Path:
+        """Return the folder of the shards below `root`, making them if they are not there."""
+        folder = root / f"indexed-{self.shards}x{self.samples}"
+        if folder.exists():
+            return folder
+        print(f"making {folder}", flush=True)
+        part = root / f".{folder.name}.part"
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        chance = random.Random(0)  # noqa: S311 - noise, not a secret
+        entries: dict[str, dict[str, Any]] = {}
+        shard, index = part / "s-00000.tar", part / "s-00000.json"
+        with tarfile.open(shard, "w", format=tarfile.USTAR_FORMAT) as tar:
+            for number in range(self.samples):
+                member = tarfile.TarInfo(f"{number:09d}.jpg")
+                member.size = chance.randrange(1, _BLOCK)
+                width, height = chance.randrange(64, 2048), chance.randrange(64, 2048)
+                tar.addfile(member, io.BytesIO(bytes(member.size)))
+                place = {"path": member.name, "offset": member.offset_data, "length": member.size}
+                entries[member.name] = {**place, "width": width, "height": height, "aspect": single(width / height)}
+        with tarfile.open(shard) as tar:  # which has found out where the payloads are
+            for member in tar:
+                entries[member.name]["offset"] = member.offset_data
+        size = shard.stat().st_size
+        document = {"path": shard.name, "filesize": size, "includes_image_geometry": True, "files": entries}
+        index.write_text(json.dumps(document, separators=(",", ":")))
+        for number in range(1, self.shards):
+            (part / f"s-{number:05d}.tar").hardlink_to(shard)
+            (part / f"s-{number:05d}.json").hardlink_to(index)
+        part.rename(folder)
+        return folder
+
+
+def single(value: float) -> float:
+    """Return a number as single precision has it, in the fewest digits."""
+    import numpy as np  # noqa: PLC0415 - the other corpora do without
+
+    return float(str(np.float32(value)))
+
+
+def million(*, quick: bool) -> Indexed:
+    """Return the corpus of a million samples with indexes."""
+    return Indexed(20 if quick else 200)
 
 
 def small(*, quick: bool, pax: bool = False) -> Corpus:

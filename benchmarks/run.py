@@ -20,7 +20,10 @@ from measure import conditions
 
 HERE: Final = Path(__file__).parent
 DOCUMENT: Final = HERE.parent / "docs" / "benchmarks.md"
-TOPICS: Final = ("columns", "extraction", "iteration", "random_samples", "catalog", "remote", "buckets", "editing")
+TOPICS: Final = (
+    *("columns", "extraction", "iteration", "random_samples", "catalog", "index_loading", "aspect_buckets"),
+    *("remote", "buckets", "editing"),
+)
 _START: Final = "<!-- What follows is made by: make bench ARGS=--write -->\n"
 _END: Final = "<!-- What stands above is made. -->\n"
 

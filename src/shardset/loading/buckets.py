@@ -8,7 +8,7 @@ stored: no orientation is applied. Files whose width or height is not known are 
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -28,6 +28,9 @@ _LARGEST: Final = 2**32 - 1
 _DENSE: Final = 4
 """Codes are numbered through a table while that has at most this many places a row, and else by sorting."""
 _SMALL: Final = 1 << 16
+_AT_ONCE: Final = 1 << 14
+_EXACT: Final = 1 << 24
+"""Whole numbers up to this are exact in single precision."""
 
 
 class Shape(NamedTuple):
@@ -99,10 +102,13 @@ def scale_dimensions(
 
 def scale_columns(width: NDArray[Any], height: NDArray[Any], area: int, multiple: int) -> tuple[Int64s, Int64s]:
     """Scale many sizes, as `scale_dimensions` does one."""
+    wide, high = np.empty(len(width), np.int64), np.empty(len(width), np.int64)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        factor = np.sqrt(area / (width.astype(np.float64) * height.astype(np.float64)))
-        sides = (_snap(_rounded(side * factor), multiple) for side in (width, height))
-        wide, high = sides
+        for start in range(0, len(width), _AT_ONCE):  # what is worked out on the way stays in the processor's cache
+            chunk = slice(start, start + _AT_ONCE)
+            sides = width[chunk].astype(np.float64), height[chunk].astype(np.float64)
+            factor = np.sqrt(area / (sides[0] * sides[1]))
+            wide[chunk], high[chunk] = (_snap(_rounded(side * factor), multiple) for side in sides)
     return wide, high
 
 
@@ -144,11 +150,15 @@ def group_by_shape(width: NDArray[Any], height: NDArray[Any], aspect: NDArray[np
     wide, high = width.astype(np.int64), height.astype(np.int64)
     if shape.area is not None:
         wide, high = scale_columns(width, height, shape.area, shape.multiple)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            aspect = (wide.astype(np.float32) / high.astype(np.float32)).astype(np.float32)
+        if shape.key == "aspect":
+            with np.errstate(divide="ignore", invalid="ignore"):
+                aspect = (wide.astype(np.float32) / high.astype(np.float32)).astype(np.float32)
     if not len(wide):
         return Grouping([], np.zeros(1, np.int64), np.zeros(0, np.int64), wide, high)
-    texts, codes = _aspect_keys(aspect, shape.round_to) if shape.key == "aspect" else _size_keys(wide, high, shape.key)
+    if shape.key == "aspect":
+        texts, codes = _aspect_keys(aspect, shape.round_to)
+    else:
+        texts, codes = _size_keys(wide, high, shape.key, 1 if shape.area is None else shape.multiple)
     ranked = sorted(range(len(texts)), key=texts.__getitem__)
     rank = np.empty(len(texts), np.uint16 if len(texts) <= 1 << 16 else np.int64)
     rank[ranked] = np.arange(len(texts))
@@ -159,9 +169,14 @@ def group_by_shape(width: NDArray[Any], height: NDArray[Any], aspect: NDArray[np
     return Grouping([texts[at] for at in ranked], starts, np.argsort(ranks, kind="stable"), wide, high)
 
 
-def _size_keys(width: Int64s, height: Int64s, key: str) -> tuple[list[str], Int64s]:
+def _size_keys(width: Int64s, height: Int64s, key: str, step: int) -> tuple[list[str], Int64s]:
+    """Number sizes, whose sides are multiples of a step where they are small enough."""
+    if step > 1 and max(int(width.max()), int(height.max())) < _EXACT:
+        columns, rows = width // step, height // step  # few numbers, so that a table does
+    else:
+        columns, rows = width, height
+    values, codes = _numbered(width * (1 << 32) + height, columns * (int(rows.max()) + 1) + rows)
     brackets = "()" if key == "geometry-tuple" else "[]"
-    values, codes = _numbered(width * (1 << 32) + height, width * (int(height.max()) + 1) + height)
     return [f"{brackets[0]}{value >> 32}, {value & _LARGEST}{brackets[1]}" for value in values.tolist()], codes
 
 
@@ -175,16 +190,20 @@ def _aspect_keys(aspect: NDArray[np.float32], decimals: int | None) -> tuple[lis
         for at in np.flatnonzero(close).tolist():
             units[at] = int(f"{exact[at]:.{decimals}f}".replace(".", ""))
         values, codes = _numbered(units, units)
-        scale = 10**decimals
-        if not decimals:
-            return list(map(str, values.tolist())), codes
-        return [f"{value // scale}.{value % scale:0{decimals}d}" for value in values.tolist()], codes
+        return [_decimal(value, decimals) for value in values.tolist()], codes
     distinct, codes = np.unique(aspect, return_inverse=True)
     if decimals is not None:
         texts = [f"{value:.{decimals}f}" for value in distinct.astype(np.float64).tolist()]
     else:
         texts = list(map(_shortest, distinct))
     return _merged(texts, codes)
+
+
+@lru_cache(1 << 16)  # shard after shard has the same few
+def _decimal(units: int, decimals: int) -> str:
+    """Return a number of hundredths, or of whatever the decimals say, as text."""
+    scale = 10**decimals
+    return f"{units // scale}.{units % scale:0{decimals}d}" if decimals else str(units)
 
 
 def _shortest(value: np.float32) -> str:
@@ -273,11 +292,10 @@ def shard_buckets(
         grouping = group_by_shape(width, height, aspect, shape)
         order = grouping.order
         rows = rows[order]
-        # Numbers that are objects already are shared: making new ones costs more than finding them.
         columns = [
             np.array(files.names, object)[rows].tolist(),
-            np.array(files.offsets, object)[rows].tolist(),
-            np.array(files.lengths, object)[rows].tolist(),
+            index.offset[rows].tolist(),
+            _as_objects(index.length[rows]),
             _as_objects(numbers[order]),
             _as_objects(width[order]),
             _as_objects(height[order]),
