@@ -32,7 +32,7 @@ from shardset.dataset.catalogs import cache_root
 from shardset.dataset.opening import discover_dataset, open_dataset
 from shardset.errors import IndexFileError, StorageError, TruncatedError
 from shardset.index import catalog_writer
-from shardset.index.catalog import MANIFEST_NAME
+from shardset.index.catalog_files import MANIFEST_NAME
 from shardset.policy import Policy
 from shardset.storage import LocalStore, MemoryStore
 from shardset.tasks import index_dataset

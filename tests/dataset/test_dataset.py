@@ -38,7 +38,7 @@ from shardset.errors import (
     TruncatedError,
 )
 from shardset.index import catalog_writer
-from shardset.index.catalog import SAMPLES_SCHEMA, SHARDS_SCHEMA
+from shardset.index.catalog_files import SAMPLES_SCHEMA, SHARDS_SCHEMA
 from shardset.policy import Policy
 from shardset.storage import LocalStore, MemoryStore
 from shardset.tasks import index_dataset

@@ -16,14 +16,14 @@ from shardset.errors import IndexFileError
 from shardset.formats.faults import Fault
 from shardset.index import catalog_writer
 from shardset.index.build import build_index
-from shardset.index.catalog import (
+from shardset.index.catalog import open_catalog
+from shardset.index.catalog_files import (
     MANIFEST_NAME,
     OTHERS_SCHEMA,
     SAMPLES_SCHEMA,
     SHARDS_SCHEMA,
     Manifest,
     map_batch,
-    open_catalog,
     read_manifest,
 )
 from shardset.index.catalog_writer import (

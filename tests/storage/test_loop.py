@@ -195,6 +195,31 @@ def test_a_transfer_that_fails_by_a_fault_of_ours_raises_it_and_the_others_go_on
     assert not loop.has_ended
 
 
+def test_a_request_that_cannot_be_made_is_the_fault_of_its_own_transfer_alone(server, loop):
+    budget = HostBudget(1)
+    loop._budget = lambda _url: budget
+    url, heads = f"{server.url}a.tar", []
+
+    def odd():
+        yield Ask("GET", url, {"X-Odd": "\u20ac"}, RETRY, lambda _head: None)
+
+    def whole():
+        yield 0.1
+        heads.append((yield Ask("GET", url, {"Range": "bytes=0-9"}, RETRY, lambda _head: lambda _piece: None)))
+
+    def others():
+        loop.carry_out([whole()], 1)
+
+    beside = threading.Thread(target=others)
+    beside.start()
+    with pytest.raises(UnicodeEncodeError):
+        loop.carry_out([odd()], 1)
+    beside.join()
+    assert [head.status for head in heads] == [206]
+    assert not loop.has_ended
+    assert budget.try_begin()  # and no place with the host is lost
+
+
 def test_a_thread_that_breaks_down_tells_all_who_wait(server, loop, monkeypatch):
     budget = HostBudget(1)
     loop._budget = lambda _url: budget

@@ -11,7 +11,15 @@ from shardset.policy import Policy
 from shardset.webshart.extraction import MetadataExtractor
 
 from .program import Command, Settings
-from .reporting import RANGE_OPTION, TOKEN_OPTION, finding_lines, findings_document, misuse, progress_bar
+from .reporting import (
+    ON_ERROR_OPTION,
+    RANGE_OPTION,
+    TOKEN_OPTION,
+    finding_lines,
+    findings_document,
+    misuse,
+    progress_bar,
+)
 from .text import counted, dump_json, printable
 
 if TYPE_CHECKING:
@@ -54,12 +62,7 @@ if TYPE_CHECKING:
 @TOKEN_OPTION
 @RANGE_OPTION
 @click.option("--include-image-geometry", is_flag=True, help="Read the pixel sizes of images too.")
-@click.option(
-    "--on-error",
-    type=click.Choice(["raise", "warn", "skip"]),
-    default="raise",
-    help="At a damaged shard: stop, or index it up to the damage with or without a warning.  [default: raise]",
-)
+@ON_ERROR_OPTION
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, as docs/json.md describes it.")
 @click.pass_obj
 def command(

@@ -11,7 +11,7 @@ from shardset.policy import Policy
 from shardset.tasks import index_dataset
 
 from .program import Command, Settings
-from .reporting import finding_lines, findings_document, misuse, progress_bar
+from .reporting import ON_ERROR_OPTION, finding_lines, findings_document, misuse, progress_bar
 from .text import clean, counted, dump_json, human_size, printable
 
 if TYPE_CHECKING:
@@ -48,12 +48,7 @@ if TYPE_CHECKING:
     help="Processes; 0 is this one. By default as many as pay.",
 )
 @click.option("-f", "--force", is_flag=True, help="Do all of it again, and write over files that are no indexes.")
-@click.option(
-    "--on-error",
-    type=click.Choice(["raise", "warn", "skip"]),
-    default="raise",
-    help="At a damaged shard: stop, or index it up to the damage with or without a warning.  [default: raise]",
-)
+@ON_ERROR_OPTION
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, as docs/json.md describes it.")
 @click.pass_obj
 def command(

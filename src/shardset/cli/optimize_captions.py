@@ -9,7 +9,7 @@ import click
 
 from shardset.dataset.rewriting import upload_caption_metadata
 from shardset.tasks.coalescing import CoalesceResult, coalesce_dataset, shard_cache
-from shardset.webshart.extraction import as_source
+from shardset.webshart.discovery import as_source
 
 from .program import Command, Settings
 from .reporting import RANGE_OPTION, TOKEN_OPTION, finding_lines, findings_document, misuse, progress_bar

@@ -92,3 +92,9 @@ RANGE_OPTION: Final = click.option(
 TOKEN_OPTION: Final = click.option(
     "--hf-token", metavar="TOKEN", help="Token for the Hugging Face Hub; by default that in HF_TOKEN."
 )
+ON_ERROR_OPTION: Final = click.option(
+    "--on-error",
+    type=click.Choice(["raise", "warn", "skip"]),
+    default="raise",
+    help="At a damaged shard: stop, or index it up to the damage with or without a warning.  [default: raise]",
+)

@@ -18,7 +18,8 @@ from shardset.errors import IndexFileError, NotFoundError, ShardsetError, Storag
 from shardset.files import cache_root
 from shardset.formats.faults import Fault
 from shardset.index.build import build_index, fits_headers, settle_faults
-from shardset.index.catalog import Catalog, Manifest, open_catalog
+from shardset.index.catalog import Catalog, open_catalog
+from shardset.index.catalog_files import Manifest
 from shardset.index.catalog_writer import row_from_catalog, shard_row, split_groups, write_group, write_manifest
 from shardset.index.sidecar import parse_sidecar, sidecar_path
 from shardset.policy import Place, Policy, Report

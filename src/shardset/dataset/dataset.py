@@ -12,14 +12,14 @@ from shardset.errors import FormatError, MissingFieldError, StateError, without_
 from shardset.index.build import settle_faults
 from shardset.index.catalog import Catalog, ShardEntry, open_catalog
 from shardset.index.records import SampleRecord, join_tables, read_record, read_records
-from shardset.storage.anywhere import AnyStore
-from shardset.storage.store import url_scheme
+from shardset.storage.anywhere import store_for
+from shardset.storage.local import storage_error
 from shardset.storage.threads import map_ahead
 
 from .catalogs import IndexOptions, build_catalog, catalog_in_cache, find_catalog
 from .discover import Found
 from .reading import BatchReader, by_group, split_chunks
-from .rewriting import coalesced_folder
+from .rewriting import coalesced_folder, probe_caption_layout, rename_field
 from .sample import Sample
 from .shards import Shards
 
@@ -96,11 +96,9 @@ class Dataset(Shards):
         """
         if metadata is not None:
             self._options = replace(self._options, metadata=metadata)
-            scheme = url_scheme(self.shard_url(0))
-            if scheme not in {"", "file"} and not isinstance(self._store, AnyStore):
-                self._store = AnyStore({scheme: self._store})
-                if self._sidecars is not None:
-                    self._sidecars.store = self._store
+            self._store = store_for(self._store, self.shard_url(0), metadata)
+            if self._sidecars is not None:
+                self._sidecars.store = self._store
         self._store.close()
         self._files.clear()
         self._span = (0, 0, None, 0)
@@ -129,11 +127,18 @@ class Dataset(Shards):
         """Remove all indexes from the metadata cache, which stays enabled, and forget those in memory.
 
         Those that `TarDataLoader.coalesce_caption_metadata` made there go too.
+
+        Raises:
+            StorageError: Something cannot be removed.
         """
         super().clear_metadata_cache()
         folder = coalesced_folder(self)
         if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+            try:
+                if Path(folder).exists():
+                    shutil.rmtree(folder)
+            except OSError as error:
+                raise storage_error(error, folder) from error
             if self._options.metadata == folder:
                 self._options = replace(self._options, metadata=self._metadata_given)
         self.renew()
@@ -238,8 +243,6 @@ class Dataset(Shards):
                 are elsewhere and there is no destination.
             IndexFileError: An index is malformed; none was changed.
         """
-        from .rewriting import rename_field  # noqa: PLC0415 - few datasets are rewritten
-
         return rename_field(self, old_name, new_name, overwrite=overwrite, destination=destination)
 
     def probe_caption_layout(self, max_shards: int | None = None) -> dict[str, Any]:
@@ -254,8 +257,6 @@ class Dataset(Shards):
         Raises:
             ValueError: `max_shards` is not positive.
         """
-        from .rewriting import probe_caption_layout  # noqa: PLC0415 - as above
-
         return probe_caption_layout(self, max_shards)
 
     def __len__(self) -> int:

@@ -189,7 +189,8 @@ class ShardFiles:
         sample = self.sample_numbers[row]
         if place.offset < 0 and sample >= 0:
             return self.read(reader, self.json_rows[sample])
-        self.check_fit()
+        if self.unfit is not None:
+            raise self.unfit
         return reader.read(place.offset, place.length)
 
     def captions(self, row: int) -> Captions:
@@ -207,24 +208,17 @@ class ShardFiles:
             LimitError: It is a sparse file of more than `LARGEST_SPARSE` bytes with its holes.
             StorageError: Reading failed.
         """
-        self.check_fit()
+        if self.unfit is not None:
+            raise self.unfit
         offset = self.offsets[row]
         if offset < 0:
             return self._read_sparse(reader, row)
         return reader.read(offset, self.lengths[row])
 
-    def check_fit(self) -> None:
-        """Raise if the index is not one of the shard's bytes.
-
-        Raises:
-            ShardsetError: `unfit`.
-        """
-        if self.unfit is not None:
-            raise self.unfit
-
     def view(self, reader: Reader, row: int) -> memoryview:
         """Give a payload as a view, as `read` does."""
-        self.check_fit()
+        if self.unfit is not None:
+            raise self.unfit
         offset = self.offsets[row]
         if offset < 0:
             return memoryview(self._read_sparse(reader, row))
@@ -232,7 +226,8 @@ class ShardFiles:
 
     def read_many(self, reader: Reader, rows: list[int]) -> list[memoryview]:
         """Give many payloads as views, as `read` does, in the order asked."""
-        self.check_fit()
+        if self.unfit is not None:
+            raise self.unfit
         offsets, lengths = self.offsets, self.lengths
         starts = [offsets[row] for row in rows]
         if self.index.sparse and min(starts, default=0) < 0:

@@ -16,18 +16,22 @@ LIST_ROWS: Final = 2_000_000
 
 
 class KeptFiles:
-    """The files of shards, by the shard's number. What was put in first goes first, but never the last one."""
+    """The files of shards, by the shard's number. What was put in first goes first, but never the last one.
+
+    Attributes:
+        listed: Those whose lists may stay, which `get` gives as they are; for who asks a million times a second.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._files: OrderedDict[int, ShardFiles] = OrderedDict()
-        self._listed: OrderedDict[int, ShardFiles] = OrderedDict()
+        self.listed: OrderedDict[int, ShardFiles] = OrderedDict()
         self._rows = self._listed_rows = 0
 
     def get(self, shard_index: int) -> ShardFiles | None:
         """Return the files of a shard, which may make lists of them; None if they are not kept."""
         files = self._files.get(shard_index)
-        if files is not None and shard_index not in self._listed:
+        if files is not None and shard_index not in self.listed:
             with self._lock:
                 self._admit(shard_index, files)
         return files
@@ -50,19 +54,19 @@ class KeptFiles:
         """Forget everything."""
         with self._lock:
             self._files.clear()
-            self._listed.clear()
+            self.listed.clear()
             self._rows = self._listed_rows = 0
 
     def _admit(self, shard_index: int, files: ShardFiles) -> None:
-        if shard_index in self._listed:
+        if shard_index in self.listed:
             return
-        self._listed[shard_index] = files
+        self.listed[shard_index] = files
         self._listed_rows += files.index.num_files
-        while self._listed_rows > LIST_ROWS and len(self._listed) > 1:
-            self._unlist(next(iter(self._listed)))
+        while self._listed_rows > LIST_ROWS and len(self.listed) > 1:
+            self._unlist(next(iter(self.listed)))
 
     def _unlist(self, shard_index: int) -> None:
-        files = self._listed.pop(shard_index, None)
+        files = self.listed.pop(shard_index, None)
         if files is not None:
             self._listed_rows -= files.index.num_files
             files.forget_lists()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from shardset.errors import without_secrets
 from shardset.index.catalog import open_catalog
 from shardset.policy import Policy, Report
-from shardset.storage.anywhere import AnyStore
+from shardset.storage.anywhere import AnyStore, store_for
 from shardset.storage.store import Store, url_scheme
 
 from .catalogs import IndexOptions
@@ -52,10 +52,6 @@ def discover_dataset(
     if folder is not None and not url_scheme(folder):
         folder = str(Path(folder).absolute())
     options = IndexOptions(metadata=folder)
-    if store is None:
-        store = AnyStore()
-    elif folder is not None and url_scheme(folder) != url_scheme(found.root):
-        store = AnyStore({url_scheme(found.root): store})
     asked: str | list[str]
     if isinstance(source, str | os.PathLike):
         asked = without_secrets(os.fspath(source))
@@ -63,7 +59,7 @@ def discover_dataset(
         asked = [without_secrets(os.fspath(item)) for item in source]
     return Dataset(
         found,
-        store,
+        store_for(store, found.root, folder),
         options=options,
         policy=policy,
         report=report,

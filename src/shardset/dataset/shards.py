@@ -196,7 +196,9 @@ class Shards:
             IndexError: There is no such shard.
             FormatError: The shard is damaged, and the policy says to raise.
         """
-        files = self._files.get(shard_index)
+        files = self._files.listed.get(shard_index)
+        if files is None:
+            files = self._files.get(shard_index)
         if files is None:
             source = self._source(shard_index)
             files = self._load_files(source)

@@ -13,8 +13,8 @@ from shardset.errors import IndexFileError
 from shardset.formats.captions import captions_from_json
 
 from .build import build_index, fits_headers, iter_documents, read_texts
-from .document import load_document
-from .edit import PATH_NAMES, add_captions, collector_paused, dump_like, iter_entries, path_of
+from .document import collector_paused, load_document
+from .edit import PATH_NAMES, add_captions, dump_like, iter_entries, path_of
 from .replacing import Replacements
 from .sidecar import dump_sidecar, read_document
 from .sidecar_entries import MalformedError

@@ -7,21 +7,19 @@ because a pyarrow scalar costs more than everything else in a look-up. docs/form
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_left, bisect_right
-from dataclasses import astuple, dataclass, fields
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shardset.errors import IndexFileError
 from shardset.formats.faults import Fault
 
+from .catalog_files import OTHERS_SCHEMA, SAMPLES_SCHEMA, SHARDS_SCHEMA, check_values, map_batch, read_manifest
 from .records import Details
 from .table import RESERVED_SUFFIXES
 
@@ -30,84 +28,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from .catalog_files import GroupFiles, Manifest
+
     Int64s = NDArray[np.int64]
-
-CATALOG_FORMAT: Final = "shardset catalog"
-CATALOG_VERSION: Final = 1
-MANIFEST_NAME: Final = "catalog.json"
-_AGAIN: Final = "build it again with: shardset index"
-
-_RANGE: Final = pa.struct([("offset", pa.int64()), ("length", pa.int64())])
-SAMPLES_SCHEMA: Final = pa.schema(
-    [
-        ("shard", pa.int32()),
-        ("key", pa.string()),
-        ("fields", pa.dictionary(pa.int32(), pa.string())),
-        ("members", pa.list_(_RANGE)),
-        ("width", pa.int32()),
-        ("height", pa.int32()),
-        ("orientation", pa.uint8()),
-        ("caption", pa.string()),
-        ("by_aspect", pa.int32()),
-    ]
-)
-_FAULT: Final = pa.struct(
-    [("code", pa.string()), ("offset", pa.int64()), ("member", pa.string()), ("message", pa.string())]
-)
-SHARDS_SCHEMA: Final = pa.schema(
-    [
-        ("url", pa.string()),
-        ("name", pa.string()),
-        ("size", pa.int64()),
-        ("identity", pa.string()),
-        ("digest", pa.string()),
-        ("first_sample", pa.int64()),
-        ("num_samples", pa.int64()),
-        ("num_files", pa.int64()),
-        ("keys_sorted", pa.bool_()),
-        ("first_key", pa.string()),
-        ("last_key", pa.string()),
-        ("faults", pa.list_(_FAULT)),
-        ("sparse", pa.string()),
-        ("sidecar", pa.string()),
-    ]
-)
-_LATER: Final = frozenset({"sidecar"})
-"""Columns that catalogs of earlier releases lack."""
-OTHERS_SCHEMA: Final = pa.schema(
-    [("shard", pa.int32()), ("name", pa.string()), ("offset", pa.int64()), ("length", pa.int64())]
-)
-
-
-@dataclass(frozen=True, slots=True)
-class GroupFiles:
-    """The files of one group of shards, and how much they hold. Damaged shards are indexed up to their damage."""
-
-    samples: str
-    shards: str
-    others: str | None
-    num_shards: int
-    num_samples: int
-    num_files: int
-    num_damaged: int
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """What a catalog is made of.
-
-    Attributes:
-        groups: In the order in which their shards and samples are numbered.
-        base: The folder that shard urls are relative to, itself relative to the catalog's folder; None if the urls
-            are whole.
-        captions: Whether captions were read from the shards.
-        geometry: Whether pixel sizes were read from the shards.
-    """
-
-    groups: tuple[GroupFiles, ...]
-    base: str | None
-    captions: bool
-    geometry: bool
 
 
 class ShardEntry(NamedTuple):
@@ -142,35 +65,6 @@ class Layout(NamedTuple):
     positions: dict[str, int]
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest of the catalog in `folder`.
-
-    Raises:
-        FileNotFoundError: There is none.
-        IndexFileError: It is malformed, or of another version.
-    """
-    path = folder / MANIFEST_NAME
-    raw = path.read_bytes()
-    try:
-        content: dict[str, Any] = orjson.loads(raw)
-        version = content["version"] if content["format"] == CATALOG_FORMAT else None
-        names = [field.name for field in fields(GroupFiles)]
-        groups = tuple(GroupFiles(*(group[name] for name in names)) for group in content["groups"])
-        counts = [count for group in groups for count in astuple(group)[3:]]
-        texts = [text for group in groups for text in (group.samples, group.shards, group.others or "")]
-        manifest = Manifest(groups, content["base"], bool(content["captions"]), bool(content["geometry"]))
-    except (ValueError, KeyError, TypeError) as error:
-        what = f"the catalog's manifest is malformed ({type(error).__name__}: {error})"
-        raise IndexFileError(what, path=str(path), hint=_AGAIN) from error
-    if version != CATALOG_VERSION:
-        what = f"the catalog has version {version!r}, this shardset reads {CATALOG_VERSION}"
-        raise IndexFileError(what, path=str(path), hint=_AGAIN)
-    texts.append(manifest.base or "")
-    if not all(type(count) is int and 0 <= count < 1 << 62 for count in counts) or set(map(type, texts)) != {str}:
-        raise IndexFileError("the catalog's manifest has broken counts or names", path=str(path), hint=_AGAIN)
-    return manifest
-
-
 class Group:
     """The mapped tables of one group of shards.
 
@@ -191,7 +85,7 @@ class Group:
         self.offset: Int64s = _values(members.values.field("offset"), np.int64)
         self.length: Int64s = _values(members.values.field("length"), np.int64)
         self.layout: NDArray[np.int32] = _values(codes.indices, np.int32)
-        _validate(codes.dictionary, folder / files.samples)
+        check_values(codes.dictionary, folder / files.samples)
         self.layouts = [_layout(value) for value in codes.dictionary.cast(pa.binary()).to_pylist()]
         self.positions = [layout.positions for layout in self.layouts]
         self._key_offsets: NDArray[np.int32] = _offsets(keys)
@@ -213,7 +107,7 @@ class Group:
             IndexFileError: The file is garbled.
         """
         if not self._is_validated:
-            _validate(self._batch, self._folder / self.files.samples)
+            check_values(self._batch, self._folder / self.files.samples)
             self._is_validated = True
         return self._batch
 
@@ -223,7 +117,7 @@ class Group:
         if self._shards is None:
             path = self._folder / self.files.shards
             self._shards = map_batch(path, SHARDS_SCHEMA, self.files.num_shards)
-            _validate(self._shards, path)
+            check_values(self._shards, path)
         return self._shards
 
     @property
@@ -235,7 +129,7 @@ class Group:
                 self._others = pa.RecordBatch.from_pylist([], schema=OTHERS_SCHEMA)
             else:
                 self._others = map_batch(self._folder / name, OTHERS_SCHEMA)
-                _validate(self._others, self._folder / name)
+                check_values(self._others, self._folder / name)
         return self._others
 
     @property
@@ -422,57 +316,6 @@ def open_catalog(folder: str | Path) -> Catalog:
     """
     folder = Path(folder).absolute()  # its files are mapped later, perhaps from another working folder
     return Catalog(folder, read_manifest(folder))
-
-
-def map_batch(path: Path, schema: pa.Schema, num_rows: int | None = None) -> pa.RecordBatch:
-    """Map an Arrow file and return its one batch, without copying a byte of it.
-
-    Args:
-        path: The file.
-        schema: Columns that it must have; a column of text may be binary instead.
-        num_rows: How many rows it must have.
-
-    Raises:
-        IndexFileError: It is missing, malformed, or of another shape.
-    """
-    try:
-        with pa.memory_map(os.fsencode(path)) as source:  # as bytes, since a folder's name need not be UTF-8
-            reader = pa.ipc.open_file(source)
-            count = reader.num_record_batches
-            batch = reader.get_batch(0) if count else pa.RecordBatch.from_pylist([], schema=reader.schema)
-            batch.validate()
-            kinds = dict(zip(batch.schema.names, batch.schema.types, strict=True))
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise IndexFileError(f"the catalog's file cannot be read ({error})", path=str(path), hint=_AGAIN) from error
-    what = None
-    if count > 1:
-        what = f"has {count} batches instead of one"
-    elif num_rows not in (None, batch.num_rows):
-        what = f"has {batch.num_rows} rows, the manifest says {num_rows}"
-    else:
-        for field in schema:
-            if field.name not in kinds and field.name in _LATER:
-                continue
-            if kinds.get(field.name) not in {field.type, _as_binary(field.type)}:
-                what = f"has no column {field.name!r} of type {field.type}"
-    if what is not None:
-        raise IndexFileError(f"the catalog's file {what}", path=str(path), hint=_AGAIN)
-    return batch
-
-
-def _validate(table: pa.RecordBatch | pa.Array, path: Path) -> None:
-    """Look at every value, because Arrow's own functions look at none, and read anywhere if an offset is wrong."""
-    try:
-        table.validate(full=True)
-    except pa.ArrowException as error:
-        raise IndexFileError(f"the catalog's file is garbled ({error})", path=str(path), hint=_AGAIN) from error
-
-
-def _as_binary(kind: pa.DataType) -> pa.DataType:
-    """Return the type that a column has instead if a text in it is not UTF-8."""
-    if pa.types.is_dictionary(kind):
-        return pa.dictionary(kind.index_type, _as_binary(kind.value_type))
-    return pa.binary() if pa.types.is_string(kind) else kind
 
 
 def _values(array: pa.Array, kind: Any) -> NDArray[Any]:

@@ -25,7 +25,7 @@ from shardset.files import open_atomic, write_atomic
 from shardset.formats.captions import first_caption
 from shardset.formats.faults import ERRORS
 
-from .catalog import (
+from .catalog_files import (
     CATALOG_FORMAT,
     CATALOG_VERSION,
     MANIFEST_NAME,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import numpy as np
@@ -12,11 +14,29 @@ import orjson
 from .sidecar_entries import MalformedError, show
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from typing_extensions import Buffer
 
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _LARGE_INTEGER: Final = re.compile(rb"[0-9]{19}")
 _LONE_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Keep Python's collector of cycles from running.
+
+    An index is tens of thousands of small dicts and no cycle among them; looking through them again and again costs a
+    third of the time that it takes to read one.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def load_document(payload: Buffer, *, exact: bool = False) -> dict[str, Any]:

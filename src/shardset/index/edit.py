@@ -6,14 +6,12 @@ section stay. Offsets and paths cannot be edited, so an index is afterwards trus
 
 from __future__ import annotations
 
-import gc
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from shardset.errors import IndexFileError
 
-from .document import dump_document, load_document
+from .document import collector_paused, dump_document, load_document
 from .plain_entries import is_plain_column
 from .sidecar import check_document, plain_entries
 from .sidecar_entries import ALIASES, MalformedError, read_text_or_hex, show
@@ -50,22 +48,6 @@ class Edited:
 
     payload: bytes
     count: int
-
-
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    """Keep Python's collector of cycles from running.
-
-    An index is tens of thousands of small dicts and no cycle among them; looking through them again and again costs a
-    third of the time that it takes to read one.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def check_field_names(old_name: str, new_name: str) -> None:

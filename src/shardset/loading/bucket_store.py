@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from shardset.errors import IndexFileError
 from shardset.files import open_atomic
-from shardset.index.catalog import map_batch
+from shardset.index.catalog_files import map_batch
 from shardset.storage.store import UNKNOWN
 from shardset.storage.threads import map_in_threads
 

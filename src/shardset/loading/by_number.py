@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardset.index.edit import collector_paused
+from shardset.dataset.rewriting import coalesce_captions
+from shardset.index.document import collector_paused
 from shardset.index.sidecar_entries import write_entries
 
 from .buckets import Shape, shard_buckets
@@ -166,8 +167,6 @@ class ByNumber:
         Raises:
             ValueError: There is neither a destination nor a metadata cache.
         """
-        from shardset.dataset.rewriting import coalesce_captions  # noqa: PLC0415 - few datasets are rewritten
-
         chosen = None if shard_indices is None else list(shard_indices)
         return coalesce_captions(self._dataset, destination, chosen)
 

@@ -78,7 +78,9 @@ class Fetcher:
             IndexError: There is no such shard or sample.
             StorageError: Reading failed, and the policy says to raise.
         """
-        files = self.files(shard_index)
+        files = self.dataset.files(shard_index)
+        if files.largest > self.max_file_size:
+            files = files.within(self.max_file_size)
         rows = files.sample_rows
         if not 0 <= sample_index < len(rows):
             raise IndexError(f"sample index {sample_index} out of range: shard {shard_index} has {len(rows)} samples")
@@ -134,14 +136,17 @@ class Fetcher:
         def read(shard_index: int) -> None:
             files, reader = shards[shard_index][:2]
             places, rows = zip(*unread[shard_index], strict=True)
-            for place, data in zip(places, self._payloads(files, reader, list(rows), shard_index), strict=True):
+            asked = (files, reader, list(rows), shard_index)
+            found: list[Any] = self._read_many(*asked) or self._read_singly(*asked)
+            for place, data in zip(places, found, strict=True):
                 entry = answers[place]
                 if data is None or entry is None:
                     answers[place] = None
                 else:
                     entry.data = bytes(data) if self.copy else data
 
-        run_all([partial(read, shard_index) for shard_index in unread], _SHARDS_AT_ONCE)
+        if unread:
+            run_all([partial(read, shard_index) for shard_index in unread], _SHARDS_AT_ONCE)
         return answers
 
     def run(
@@ -174,11 +179,13 @@ class Fetcher:
             rows = [rows[number - start] for number in numbers]
         if not self.load:
             return Run(files, numbers, rows, repeat(b"", len(rows)), behind)
-        payloads = self._payloads(files, reader, rows, shard_index)
-        if None in payloads:
-            kept = [place for place, payload in enumerate(payloads) if payload is not None]
-            numbers, rows, payloads = ([column[at] for at in kept] for column in (numbers, rows, payloads))
-        return Run(files, numbers, rows, map(bytes, payloads) if self.copy else payloads, behind)
+        payloads = self._read_many(files, reader, rows, shard_index)
+        if payloads is not None:
+            return Run(files, numbers, rows, map(memoryview.tobytes, payloads) if self.copy else payloads, behind)
+        singly = self._read_singly(files, reader, rows, shard_index)
+        kept = [place for place, payload in enumerate(singly) if payload is not None]
+        numbers, rows, singly = ([column[at] for at in kept] for column in (numbers, rows, singly))
+        return Run(files, numbers, rows, map(bytes, singly) if self.copy else singly, behind)
 
     def _open(self, shard_index: int, *, as_samples: bool) -> OpenShard:
         """Return files and reader of a shard, columns of the files, and the whole shard with its size if mapped."""
@@ -204,13 +211,19 @@ class Fetcher:
         except READ_ERRORS:
             return None
 
-    def _payloads(self, files: ShardFiles, reader: Reader | None, rows: list[int], shard_index: int) -> list[Any]:
-        """Read many payloads as views; None for one that the policy says to leave out."""
+    def _read_many(
+        self, files: ShardFiles, reader: Reader | None, rows: list[int], shard_index: int
+    ) -> list[memoryview] | None:
+        """Read many payloads as views; None if one of them cannot be read, and the policy does not say to raise."""
         try:
             return files.read_many(reader or self.dataset.reader(shard_index), rows)
         except READ_ERRORS:
             if self.policy.action("read_failed") == "raise":
                 raise
+            return None
+
+    def _read_singly(self, files: ShardFiles, reader: Reader | None, rows: list[int], shard_index: int) -> list[Any]:
+        """Read payloads one by one; None for one that the policy says to leave out."""
         return [self._payload(files, reader, row, shard_index) for row in rows]
 
     def _payload(self, files: ShardFiles, reader: Reader | None, row: int, shard_index: int) -> Any:

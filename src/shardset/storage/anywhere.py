@@ -47,6 +47,22 @@ def open_store(url: str) -> Store:
     return FsspecStore()
 
 
+def store_for(store: Store | None, root: str, *others: str | None) -> Store:
+    """Return a store for urls that may lie in several places.
+
+    Args:
+        store: Serves urls of the scheme of `root`; None for the place that each scheme names.
+        root: A url.
+        others: Further urls that have to be reached; None for none.
+    """
+    if store is None:
+        return AnyStore()
+    place = _place(url_scheme(root))
+    if isinstance(store, AnyStore) or all(other is None or _place(url_scheme(other)) == place for other in others):
+        return store
+    return AnyStore({place: store})
+
+
 class AnyStore(Store):
     """All stores behind one: each url goes to the store of its scheme, which is made when it is first needed.
 

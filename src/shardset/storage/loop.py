@@ -284,15 +284,14 @@ class Loop:
             self._blocked.append(flow)
             return
         flow.exchange, flow.ask = Exchange(ask), None
-        flow.handle = self._idle.pop() if self._idle else new_handle()
         try:
+            flow.handle = self._idle.pop() if self._idle else new_handle()
+            self._flows[flow.handle] = flow
             flow.exchange.prepare(flow.handle, looks_up=False)
             self._multi.add_handle(flow.handle)
-        except self._curl.error as error:
-            self._flows[flow.handle] = flow
-            self._answer(flow, (error.args[0], error.args[1]), is_added=False)
-        else:
-            self._flows[flow.handle] = flow
+        except Exception as error:  # noqa: BLE001 - what cannot be asked is one transfer's own fault
+            self._release(flow, is_added=False)
+            self._go_on(flow, error)
 
     def _try_blocked(self) -> None:
         full: set[HostBudget | None] = set()
@@ -314,7 +313,7 @@ class Loop:
             for handle, number, text in failed:
                 self._answer(self._flows[handle], (number, text))
 
-    def _answer(self, flow: _Flow, failed: tuple[int, str] | None, *, is_added: bool = True) -> None:
+    def _answer(self, flow: _Flow, failed: tuple[int, str] | None) -> None:
         """Hand a transfer what came of its request."""
         exchange = flow.exchange
         assert exchange is not None  # noqa: S101 - it has a handle
@@ -327,16 +326,17 @@ class Loop:
             answer = error
             if isinstance(error, ConnectionFault):
                 self._settle(url, error)
-        self._release(flow, is_added=is_added)
+        self._release(flow)
         self._go_on(flow, answer)
 
     def _release(self, flow: _Flow, *, is_added: bool = True) -> None:
         """Take a transfer's handle back, and its place with the host."""
         handle, flow.handle, flow.exchange = flow.handle, None, None
-        del self._flows[handle]
-        if is_added:
-            self._multi.remove_handle(handle)
-        self._idle.append(handle)
+        if handle is not None:
+            del self._flows[handle]
+            if is_added:
+                self._multi.remove_handle(handle)
+            self._idle.append(handle)
         if flow.budget is not None:
             flow.budget.end()
             flow.budget = None

@@ -14,13 +14,13 @@ from shardset.dataset.files import check_reader
 from shardset.errors import NotFoundError
 from shardset.index.captioning import coalesce_index
 from shardset.policy import Policy, Report
-from shardset.storage.anywhere import AnyStore
+from shardset.storage.anywhere import store_for
 from shardset.storage.cache import CachedStore
 from shardset.storage.local import local_path
 from shardset.storage.store import is_remote, url_name, url_scheme
 
 from .extraction import check_range, index_places
-from .pool import num_workers, task_pool
+from .pool import task_pool, workers_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -140,20 +140,17 @@ def coalesce_dataset(
     shards = found.shards if shard_range is None else found.shards[shard_range[0] : shard_range[1]]
     target = _whole(os.fspath(destination))
     is_foreign = store is not None
-    everywhere = AnyStore() if store is None else AnyStore({url_scheme(found.root): store})
+    given = None if metadata is None else _whole(os.fspath(metadata))
+    everywhere = store_for(store, found.root, target, given)
     near = everywhere if cache is None or not is_remote(found.root) else cache(everywhere)
-    options = IndexOptions(metadata=None if metadata is None else _whole(os.fspath(metadata)))
+    options = IndexOptions(metadata=given)
     places = index_places(shards, target)
     tasks = [
         CoalesceTask(shard, everywhere, near, options.sidecar_url(shard), place, policy or Policy())
         for shard, place in zip(shards, places, strict=True)
     ]
-    if url_scheme(found.root) == "memory":
-        max_workers = 0  # another process would write into a copy of the store
     captioned = added = 0
-    size = sum(shard.info.size for shard in shards)
-    workers = num_workers(None, len(tasks), size, most=max_workers)
-    with task_pool(executor, workers, needs_main=is_foreign) as run:
+    with task_pool(executor, workers_for(shards, most=max_workers), needs_main=is_foreign) as run:
         for done, answer in enumerate(run(coalesce_shard, tasks), 1):
             report.merge(answer.report)
             captioned += answer.captioned

@@ -13,15 +13,14 @@ from shardset.dataset.catalogs import IndexOptions
 from shardset.dataset.discover import ShardSource, find_shards
 from shardset.errors import AccessError, IndexFileError, StorageError
 from shardset.files import write_atomic
-from shardset.index.edit import collector_paused
-from shardset.index.sidecar import sidecar_path
+from shardset.index.document import collector_paused
 from shardset.policy import Policy, Report, settle
-from shardset.storage.anywhere import AnyStore
+from shardset.storage.anywhere import store_for
 from shardset.storage.local import local_path, storage_error
-from shardset.storage.store import UNKNOWN, ObjectInfo, url_join, url_name, url_scheme
+from shardset.storage.store import UNKNOWN, ObjectInfo, url_name, url_scheme
 
 from .indexing import IndexTask, write_index
-from .pool import num_workers, task_pool
+from .pool import task_pool, workers_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -126,10 +125,7 @@ def extract_indexes(
         what = "web servers are read only: the indexes cannot go there"
         raise AccessError(what, url=target or found.root, hint="name a folder for them")
     is_foreign = store is not None
-    if store is None:
-        store = AnyStore()
-    elif target is not None and url_scheme(target) != url_scheme(found.root):
-        store = AnyStore({url_scheme(found.root): store})
+    store = store_for(store, found.root, target)
     places = index_places(shards, target)
     policy = policy or Policy()
     tasks = [
@@ -139,12 +135,8 @@ def extract_indexes(
         )
         for shard, place in zip(shards, places, strict=True)
     ]
-    if shards and url_scheme(shards[0].url) == "memory":
-        max_workers = 0  # another process would write into a copy of the store
     written = skipped = 0
-    size = sum(shard.info.size for shard in shards)
-    workers = num_workers(None, len(tasks), size, most=max_workers)
-    with task_pool(executor, workers, needs_main=is_foreign) as run:
+    with task_pool(executor, workers_for(shards, most=max_workers), needs_main=is_foreign) as run:
         for done, answer in enumerate(run(extract_shard, tasks), 1):
             report.merge(answer.report)
             written += answer.written
@@ -195,8 +187,9 @@ def index_places(shards: Sequence[ShardSource], destination: str | None) -> list
         ValueError: Two shards would have one.
     """
     taken: dict[str, str] = {}
+    options = IndexOptions(metadata=destination)
     for shard in shards:
-        place = sidecar_path(shard.url) if destination is None else url_join(destination, f"{shard.name}.json")
+        place = options.sidecar_url(shard)
         if place in taken:
             raise ValueError(f"{url_name(taken[place])} and {url_name(shard.url)} would have one index: {place}")
         taken[place] = shard.url

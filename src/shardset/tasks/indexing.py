@@ -24,14 +24,14 @@ from shardset.dataset.files import check_reader
 from shardset.errors import AccessError, IndexFileError, NotFoundError, StorageError
 from shardset.index.build import build_index
 from shardset.index.catalog_writer import ShardRow, shard_row
-from shardset.index.edit import collector_paused
-from shardset.index.sidecar import dump_sidecar, parse_sidecar, sidecar_path
+from shardset.index.document import collector_paused
+from shardset.index.sidecar import dump_sidecar, parse_sidecar
 from shardset.policy import Place, Policy, Report
-from shardset.storage.anywhere import AnyStore
+from shardset.storage.anywhere import store_for
 from shardset.storage.local import local_path
-from shardset.storage.store import url_join, url_name, url_scheme
+from shardset.storage.store import url_name, url_scheme
 
-from .pool import num_workers, task_pool
+from .pool import task_pool, workers_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -252,16 +252,13 @@ def index_dataset(
     options = IndexOptions(captions=captions, geometry=geometry)
     target = None if destination is None else os.fspath(destination)
     is_foreign = store is not None
-    if store is None:
-        store = AnyStore()
-    elif target is not None and url_scheme(target) != url_scheme(found.root):
-        store = AnyStore({url_scheme(found.root): store})
+    store = store_for(store, found.root, target)
+    places = IndexOptions(metadata=target)  # where sidecar indexes go is where they are looked for then
     if sidecars and target is None and url_scheme(found.root) in {"http", "https"}:
         what = "web servers are read only: the indexes cannot go beside the shards"
         raise AccessError(what, url=found.root, hint="name a folder for them (--destination), or leave them out")
     tasks = [
-        IndexTask(shard, store, _sidecar_place(shard, target), sidecars, options, policy, force)
-        for shard in found.shards
+        IndexTask(shard, store, places.sidecar_url(shard), sidecars, options, policy, force) for shard in found.shards
     ]
     beside = catalog_beside(found)
     if target is not None and url_scheme(target) in {"", "file"}:
@@ -269,7 +266,7 @@ def index_dataset(
     else:
         # Beside the shards stands the catalog of the whole folder, and not one of a few shards of it.
         folder = beside if beside is not None and found.is_folder else catalog_in_cache(found, options)
-    known = known_rows(() if force else (folder,), options, report, lambda shard: _sidecar_place(shard, target))
+    known = known_rows(() if force else (folder,), options, report, places.sidecar_url)
     rows: dict[int, ShardRow] = {}
     for number, task in enumerate(tasks):
         row = known(task.shard)
@@ -280,10 +277,8 @@ def index_dataset(
     reused, written = len(rows), 0
     if reused and progress is not None:
         progress(reused, len(tasks))
-    if url_scheme(tasks[0].shard.url) == "memory":
-        workers = 0  # another process would write into a copy of the store
-    total_size = sum(tasks[number].shard.info.size for number in pending)
-    with task_pool(executor, num_workers(workers, len(pending), total_size), needs_main=is_foreign) as run:
+    workers = workers_for([tasks[number].shard for number in pending], workers)
+    with task_pool(executor, workers, needs_main=is_foreign) as run:
         for done, (number, answer) in enumerate(
             zip(pending, run(index_shard, [tasks[number] for number in pending]), strict=True)
         ):
@@ -295,10 +290,6 @@ def index_dataset(
     root = found.root if folder == beside else None
     catalog = write_catalog(folder, (rows[number] for number in range(len(tasks))), options=options, root=root)
     return IndexResult(catalog, folder, written, reused, report)
-
-
-def _sidecar_place(shard: ShardSource, destination: str | None) -> str:
-    return sidecar_path(shard.url) if destination is None else url_join(destination, f"{shard.name}.json")
 
 
 def _exists(store: Store, url: str) -> bool:

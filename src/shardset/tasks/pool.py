@@ -14,9 +14,13 @@ from multiprocessing import connection, forkserver
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from shardset.storage.store import url_scheme
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from multiprocessing.context import BaseContext
+
+    from shardset.dataset.discover import ShardSource
 
 Task = TypeVar("Task")
 Answer = TypeVar("Answer")
@@ -45,6 +49,13 @@ def num_workers(workers: int | None, tasks: int, size: int, *, most: int | None 
         return min(workers, tasks)
     pays = 0 if tasks < 2 or size < SMALL else min(os.cpu_count() or 1, tasks)
     return pays if most is None else min(pays, most)
+
+
+def workers_for(shards: Sequence[ShardSource], workers: int | None = None, *, most: int | None = None) -> int:
+    """Return how many processes to use for a task a shard, as `num_workers` does; 0 for shards in memory."""
+    if any(url_scheme(shard.url) == "memory" for shard in shards):
+        return 0  # another process would write into a copy of the store
+    return num_workers(workers, len(shards), sum(shard.info.size for shard in shards), most=most)
 
 
 @contextmanager

@@ -7,7 +7,6 @@ sees that used. Numbers, keys and shapes of results are those of webshart 0.6.0.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardset.dataset.dataset import DiscoveredDataset
@@ -20,11 +19,10 @@ from shardset.loading.bucket_loader import BucketDataLoader
 from shardset.loading.cursor import TarDataLoader
 from shardset.loading.paired import LoadedSamplePair
 from shardset.loading.paired import PairedTarDataLoader as _PairedTarDataLoader
-from shardset.storage.store import url_scheme
 
 from .batches import BatchOperations, BatchProcessor, discover_datasets_batch, read_files_batch
 from .cache_wait import CacheWaitContext, iter_with_cache_wait, next_with_cache_wait
-from .discovery import DatasetDiscovery
+from .discovery import DatasetDiscovery, is_hub_id
 from .extraction import MetadataExtractor
 from .optimize import DEFAULT_PAYLOAD_EXTENSIONS, optimize_dataset
 
@@ -91,8 +89,7 @@ def discover_dataset(
     token = hf_token or os.environ.get("HF_TOKEN")
     discovery = DatasetDiscovery(hf_token=token, metadata_source=metadata)
     where = os.fspath(source)
-    is_id = where.count("/") == 1 and not where.startswith((".", "/", "~")) and not url_scheme(where)
-    if is_id and not Path(where).exists() and not any(letter in where for letter in "*?[{\\"):
+    if is_hub_id(where):
         return discovery.discover_huggingface(where, subfolder=subfolder)
     return discovery.discover_local(where, subfolder=subfolder) if subfolder else discovery.discover_local(where)
 

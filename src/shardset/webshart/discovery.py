@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from shardset.dataset.opening import discover_dataset
 from shardset.errors import NotFoundError
@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_HUB: Final = "hf://datasets/"
+
 
 class DatasetDiscovery:
     """Finds datasets.
 
     Args:
-        hf_token: Token for the Hub.
+        hf_token: Token for the Hub, which nothing here reads yet; the dataset remembers it.
         metadata_source: Folder, url or Hub dataset id of the sidecar indexes; by default they stand beside the shards.
     """
 
@@ -71,12 +73,10 @@ class DatasetDiscovery:
             NotFoundError: There is no such dataset, or no shard in it.
             MissingExtraError: What reads the Hub is not installed.
         """
-        return self._discover(f"hf://datasets/{repo_id}", subfolder)
+        return self._discover(f"{_HUB}{repo_id}", subfolder)
 
     def _discover(self, source: str, subfolder: str | None) -> Dataset:
-        metadata = self._metadata
-        if metadata is not None and _is_repository(metadata):
-            metadata = f"hf://datasets/{metadata}"
+        metadata = None if self._metadata is None else as_source(self._metadata)
         try:
             return discover_dataset(source, self._hf_token, subfolder, metadata)
         except NotFoundError as error:
@@ -89,6 +89,13 @@ class DatasetDiscovery:
         return f"DatasetDiscovery(metadata_source={self._metadata!r})"
 
 
-def _is_repository(name: str) -> bool:
-    """Tell whether a name is ``owner/name`` and nothing on this machine."""
-    return name.count("/") == 1 and not url_scheme(name) and not name.startswith((".", "/")) and not Path(name).exists()
+def as_source(source: str | os.PathLike[str]) -> str:
+    """Return a source as ours are: ``owner/name`` is a dataset of the Hub, unless something here has that name."""
+    where = os.fspath(source)
+    return f"{_HUB}{where}" if is_hub_id(where) else where
+
+
+def is_hub_id(name: str) -> bool:
+    """Tell whether a name is ``owner/name``, and neither a url, nor a pattern, nor anything on this machine."""
+    is_pair = name.count("/") == 1 and not name.startswith((".", "/", "~")) and not name.endswith("/")
+    return is_pair and not url_scheme(name) and not any(sign in name for sign in "*?[{\\") and not Path(name).exists()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardset.storage.store import url_scheme
 from shardset.tasks import extract_indexes
 
+from .discovery import as_source
+
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable
 
     from shardset.policy import Policy
@@ -20,7 +20,7 @@ class MetadataExtractor:
     """Makes indexes of tars.
 
     Args:
-        hf_token: Token for the Hub.
+        hf_token: Token for the Hub, which nothing here reads yet.
     """
 
     def __init__(self, hf_token: str | None = None) -> None:
@@ -69,12 +69,3 @@ class MetadataExtractor:
 
     def __repr__(self) -> str:
         return "MetadataExtractor()"
-
-
-def as_source(source: str | os.PathLike[str]) -> str:
-    """Return a source as ours are: ``owner/name`` is a dataset of the Hub, unless something here has that name."""
-    where = os.fspath(source)
-    is_id = where.count("/") == 1 and not where.startswith((".", "/", "~")) and not where.endswith("/")
-    if not is_id or url_scheme(where) or any(letter in where for letter in "*?[{\\") or Path(where).exists():
-        return where
-    return f"hf://datasets/{where}"
