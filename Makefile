@@ -53,12 +53,16 @@ fuzz: $(VENV)/stamp programs ## Run the property and mutation tests with FUZZ=10
 	SHARDSET_FUZZ=$(FUZZ) $(RUN) -m pytest $(PYTEST_ARGS) -m fuzz -o faulthandler_timeout=0
 
 .PHONY: bench
-bench: $(VENV)-bench/stamp ## Measure beside the peers (PYTHON=...: 3.12 or newer, which webshart needs; ARGS=... for run.py)
+bench: $(VENV)-bench/stamp $(VENV)-tensorflow/stamp ## Measure beside the peers (PYTHON=...: 3.12 or newer, which webshart needs; ARGS=... for run.py)
 	$(VENV)-bench/bin/python benchmarks/run.py $(ARGS)
 
 .PHONY: test-webshart
 test-webshart: $(VENV)-bench/stamp ## Exchange indexes and states with webshart itself (PYTHON=...: 3.12 or newer)
-	$(VENV)-bench/bin/python -m pytest peers
+	$(VENV)-bench/bin/python -m pytest peers/test_with_webshart.py
+
+.PHONY: test-tensorflow
+test-tensorflow: $(VENV)-tensorflow/stamp ## Exchange TFRecord files with TensorFlow itself, in an environment of its own
+	$(VENV)-tensorflow/bin/python -m pytest peers/test_with_tensorflow.py
 
 .PHONY: docs
 docs: $(VENV)/stamp ## Write docs/cli.md from the commands' help texts and check the links
@@ -66,7 +70,7 @@ docs: $(VENV)/stamp ## Write docs/cli.md from the commands' help texts and check
 
 .PHONY: clean
 clean: ## Remove the environments and all caches
-	rm -rf $(VENV) $(VENV)-lower $(VENV)-bench build dist tests/servers/node_modules
+	rm -rf $(VENV) $(VENV)-lower $(VENV)-bench $(VENV)-tensorflow build dist tests/servers/node_modules
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests scripts examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -75,7 +79,7 @@ $(VENV)/stamp: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3 ..." >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
 	$(RUN) -m pip install --quiet --upgrade 'pip>=25.1'
-	$(RUN) -m pip install --quiet --editable '.[images,cloud,fsspec]' --group dev
+	$(RUN) -m pip install --quiet --editable '.[images,cloud,fsspec,gzip]' --group dev
 	@touch $@
 
 $(VENV)-lower/stamp: pyproject.toml scripts/lower_bounds.py
@@ -95,7 +99,14 @@ $(VENV)-bench/stamp: pyproject.toml benchmarks/requirements.txt
 		exit 1; }
 	$(BENCH_PYTHON) -m venv --clear $(VENV)-bench
 	$(VENV)-bench/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(VENV)-bench/bin/python -m pip install --quiet --editable '.[images,cloud]' -r benchmarks/requirements.txt
+	$(VENV)-bench/bin/python -m pip install --quiet --editable '.[images,cloud,fast]' -r benchmarks/requirements.txt
+	@touch $@
+
+$(VENV)-tensorflow/stamp: pyproject.toml benchmarks/requirements-tensorflow.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11 is needed: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)-tensorflow
+	$(VENV)-tensorflow/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(VENV)-tensorflow/bin/python -m pip install --quiet --editable '.[gzip]' -r benchmarks/requirements-tensorflow.txt
 	@touch $@
 
 # Programs that the tests compare with and read from, as PROGRAM:DEBIAN-PACKAGE, and servers that come from npm.

@@ -47,13 +47,13 @@ def run(root: Path, *, quick: bool) -> list[Result]:
     rounds = [json.loads(subprocess.run(command, check=True, capture_output=True).stdout) for _ in range(ROUNDS + 1)]
     what = f"a catalog of {shards * _SAMPLES:,} samples"
     everything = "key, shard's url, fields, offsets, lengths, width, height, orientation, caption; pages mapped before"
-    opening, looking = "open_dataset(folder).record(i)", "ds.record(i), ds.shard_url(...)"
+    opening, looking = "open_dataset(folder).row(i)", "ds.row(i), ds.shard_url(...)"
     cases = (
         ("open_ms", "opened, and the first record read", opening, "one group of shards mapped", 10.0),
         ("open_MB", "anonymous memory of that", opening, "RssAnon, without imports", 10.0),
         ("used_MB", f"anonymous memory after {_LOOKUPS:,} random records", looking, "RssAnon, without imports", 10.0),
         ("one_us", "a random record", looking, everything, 10.0),
-        ("many_us", f"a random record, {_BATCH} at a time", "ds.records(batch), ds.shard_url(...)", everything, 5.0),
+        ("many_us", f"a random record, {_BATCH} at a time", "ds.rows(batch), ds.shard_url(...)", everything, 5.0),
     )
     results: list[Result] = []
     for figure, name, ours, delivers, below in cases:
@@ -87,9 +87,9 @@ def _check_records(folder: Path) -> None:
     dataset = open_dataset(folder)
     table = dataset.to_arrow()["samples"]
     chosen = np.random.default_rng(1).integers(0, len(dataset), 100)
-    for number, record in zip(chosen.tolist(), dataset.records(chosen), strict=True):
+    for number, record in zip(chosen.tolist(), dataset.rows(chosen), strict=True):
         row = table.slice(number, 1).to_pylist()[0]
-        check(record == dataset.record(number), f"record {number}")
+        check(record == dataset.row(number), f"record {number}")
         check((record.key, record.shard_index, record.caption) == (row["key"], row["shard"], row["caption"]), "texts")
         check(record.fields == tuple(row["fields"].split("/")), "fields")
         check(record.offsets == tuple(member["offset"] for member in row["members"]), "offsets")
@@ -101,7 +101,7 @@ def measure_once(folder: str) -> dict[str, float]:
     before = _anonymous_megabytes()
     start = time.perf_counter()
     dataset = open_dataset(folder)
-    dataset.record(len(dataset) // 2)
+    dataset.row(len(dataset) // 2)
     opened = time.perf_counter() - start
     open_memory = _anonymous_megabytes() - before
     for seed in (2, 3):  # the first time maps the pages that the second time finds mapped
@@ -109,11 +109,11 @@ def measure_once(folder: str) -> dict[str, float]:
         numbers = chosen.ravel().tolist()
         start = time.perf_counter()
         for number in numbers:
-            dataset.shard_url(dataset.record(number).shard_index)
+            dataset.shard_url(dataset.row(number).shard_index)
         one = time.perf_counter() - start
         start = time.perf_counter()
         for batch in chosen:
-            for record in dataset.records(batch):
+            for record in dataset.rows(batch):
                 dataset.shard_url(record.shard_index)
         many = time.perf_counter() - start
     used = _anonymous_megabytes() - before

@@ -31,7 +31,7 @@ def run(root: Path, *, quick: bool) -> list[Result]:
 
     def catalog() -> int:
         dataset = shardset.discover_dataset(folder)
-        dataset.record(len(dataset) - 1)
+        dataset.row(len(dataset) - 1)
         return dataset.total_files
 
     def theirs() -> int:

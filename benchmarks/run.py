@@ -22,7 +22,7 @@ HERE: Final = Path(__file__).parent
 DOCUMENT: Final = HERE.parent / "docs" / "benchmarks.md"
 TOPICS: Final = (
     *("columns", "extraction", "iteration", "random_samples", "catalog", "index_loading", "aspect_buckets"),
-    *("remote", "buckets", "editing"),
+    *("remote", "buckets", "editing", "records", "examples", "record_access", "salvage"),
 )
 _START: Final = "<!-- What follows is made by: make bench ARGS=--write -->\n"
 _END: Final = "<!-- What stands above is made. -->\n"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import random
@@ -16,6 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from shardset import files
 from shardset.files import (
     cache_root,
     hold_file,
@@ -23,11 +25,14 @@ from shardset.files import (
     is_locked,
     lock_file,
     open_atomic,
+    remove_abandoned,
     remove_unheld,
     stands_at,
     write_atomic,
 )
 
+LINUX = sys.platform == "linux"
+linux = pytest.mark.skipif(not LINUX, reason="only Linux tells containers, and starts of the system, apart")
 posix = pytest.mark.skipif(os.name != "posix", reason="needs signals and limits of POSIX")
 
 
@@ -156,6 +161,160 @@ with open_atomic(sys.argv[1]) as file:
     assert left.endswith(".tmp")
     write_atomic(path, b"new")
     assert path.read_bytes() == b"new"
+    if LINUX:
+        assert names(tmp_path) == ["index.json"]
+    else:  # a day later
+        os.utime(tmp_path / left, (0, 0))
+        assert remove_abandoned(tmp_path) == 1
+
+
+HALF = """
+import os, sys
+from shardset.files import open_atomic
+
+with open_atomic(sys.argv[1]) as file:
+    file.write(b"half ")
+    file.flush()
+    print("half", flush=True)
+    sys.stdin.readline()
+    file.write(b"and whole")
+print("done", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_a_living_process_has_half_written_is_left_alone(tmp_path):
+    path = tmp_path / "index.json"
+    with running(HALF, path) as process:
+        assert process.stdout.readline() == "half\n"
+        [half] = names(tmp_path)
+        os.utime(tmp_path / half, (0, 0))
+        write_atomic(tmp_path / "other", b"")
+        assert remove_abandoned(tmp_path) == 0
+        assert names(tmp_path) == [half, "other"]
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "done\n"
+    assert path.read_bytes() == b"half and whole"
+    assert names(tmp_path) == ["index.json", "other"]
+
+
+@linux
+def test_what_a_child_of_a_dead_process_still_writes_is_left_alone(tmp_path):
+    code = """
+import os, sys
+from shardset.files import make_temporary
+from pathlib import Path
+
+temporary, handle = make_temporary(Path(sys.argv[1]))
+print(os.getpid(), flush=True)
+if os.fork():
+    os._exit(0)
+sys.stdin.readline()
+os.write(handle, b"by the child")
+temporary.rename(sys.argv[1])
+print("done", flush=True)
+"""
+    path = tmp_path / "index.json"
+    with running(code, path) as process:
+        number = int(process.stdout.readline())
+        assert process.wait(30) == 0
+        [left] = names(tmp_path)
+        assert left.startswith(f".{number}-")
+        assert remove_abandoned(tmp_path) == 0
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "done\n"
+    assert path.read_bytes() == b"by the child"
+
+
+@pytest.mark.parametrize("machine", ["0123456789ab", ""])
+def test_what_another_machine_has_half_written_is_left_alone_for_a_day(tmp_path, machine):
+    half = tmp_path / f".{2**22 + 1}-{machine}-{'a' * 12}.tmp"
+    half.write_bytes(b"half")
+    os.utime(half, (0, time.time() - 86_000))
+    assert remove_abandoned(tmp_path) == 0
+    os.utime(half, (0, time.time() - 87_000))
+    with half.open("rb") as file:
+        if os.name == "posix":
+            assert hold_file(file.fileno())
+        assert remove_abandoned(tmp_path) == 0
+    assert remove_abandoned(tmp_path) == 1
+    assert names(tmp_path) == []
+
+
+@linux
+def test_a_process_that_nobody_has_asked_how_it_ended_is_dead(tmp_path):
+    with running("") as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        (tmp_path / f".{process.pid}-{files._machine()}-{'a' * 12}.tmp").touch()
+        assert remove_abandoned(tmp_path) == 1
+        assert process.wait() == 0
+
+
+@linux
+def test_a_dead_process_of_this_machine_is_known_by_its_number(tmp_path, caplog):
+    with running("import sys; sys.stdin.read()") as process:
+        paths = [
+            tmp_path / f".{number}-{files._machine()}-{'a' * 12}.tmp"
+            for number in (process.pid, os.getpid(), os.getppid(), 1, 10**30)
+        ]
+        for path in paths:
+            path.touch()
+        assert remove_abandoned(tmp_path) == 0
+    process.wait(30)
+    with caplog.at_level("INFO"):
+        assert remove_abandoned(str(tmp_path)) == 1
+    assert f"removed 1 files that killed processes did not finish, in {tmp_path}" in caplog.text
+    assert names(tmp_path) == sorted(path.name for path in paths[1:])
+
+
+def test_nothing_else_is_taken_for_abandoned(tmp_path):
+    machine = files._machine()
+    good = f".{2**22 + 1}-0123456789ab-{'a' * 12}.tmp"
+    for name in (
+        "a.tmp",
+        ".a.tmp",
+        ".1-2.tmp",
+        good[1:],
+        f"{good}.tmp",
+        f".x{good[1:]}",
+        good.upper(),
+        f".-{machine}-.tmp",
+    ):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (0, 0))
+    (tmp_path / good).mkdir()
+    (tmp_path / good.replace("a" * 12, "b" * 12)).symlink_to(tmp_path / "a.tmp")
+    before = names(tmp_path)
+    assert remove_abandoned(tmp_path) == 0
+    assert names(tmp_path) == before
+    assert remove_abandoned(tmp_path / "a.tmp") == 0
+    assert remove_abandoned(tmp_path / "missing") == 0
+
+
+def test_a_folder_is_looked_through_once_a_process(tmp_path, monkeypatch):
+    looked = []
+    monkeypatch.setattr(files, "remove_abandoned", looked.append)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    for path in ("a", tmp_path / "b", "sub/a", "a"):
+        write_atomic(path, b"")
+    assert looked == [str(tmp_path), str(tmp_path / "sub")]
+
+
+@posix
+def test_where_files_cannot_be_locked_they_are_written_all_the_same_and_stay(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    write_atomic(tmp_path / "file", b"new")
+    half = tmp_path / f".{2**22 + 1}-0123456789ab-{'a' * 12}.tmp"
+    half.touch()
+    os.utime(half, (0, 0))
+    assert remove_abandoned(tmp_path) == 0
+    assert names(tmp_path) == [half.name, "file"]
 
 
 @pytest.mark.slow
@@ -183,6 +342,9 @@ while True:
         data = path.read_bytes()
         assert len(data) == 300_000
         assert len(set(data)) == 1
+    if LINUX:
+        remove_abandoned(tmp_path)
+        assert names(tmp_path) == ["index.json"]
 
 
 def test_writers_at_the_same_time_leave_one_whole_version_and_readers_see_no_other(tmp_path):

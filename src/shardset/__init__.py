@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .dataset.pairs import PairedDataset, SampleLocation, SamplePair, discover_paired_dataset
     from .dataset.rewriting import upload_caption_metadata
     from .dataset.sample import Sample
+    from .doctor import check, fix
     from .errors import (
         AccessError,
         ChangedError,
@@ -35,15 +36,25 @@ if TYPE_CHECKING:
         TransferError,
         TruncatedError,
     )
+    from .formats.example import (
+        decode_tensor,
+        encode_example,
+        encode_sequence_example,
+        parse_example,
+        parse_sequence_example,
+    )
     from .index.captioning import apply_captions_to_metadata, write_captions_to_metadata
     from .index.members import TarMember, TarMemberIndex, TarPart, TarSample, build_tar_member_index
+    from .index.record_reader import iter_records
     from .loading.bucket_loader import BucketDataLoader
     from .loading.cursor import TarDataLoader
     from .loading.paired import LoadedSamplePair, PairedTarDataLoader
     from .policy import Policy, Report
     from .tasks import index_dataset
     from .webshart.extraction import MetadataExtractor
+    from .writing.convert import convert
     from .writing.optimize import optimize_dataset
+    from .writing.tfrecord_writer import TFRecordWriter
 
 __all__ = [
     "AccessError",
@@ -76,6 +87,7 @@ __all__ = [
     "ShardsetError",
     "StateError",
     "StorageError",
+    "TFRecordWriter",
     "TarDataLoader",
     "TarMember",
     "TarMemberIndex",
@@ -86,11 +98,20 @@ __all__ = [
     "__version__",
     "apply_captions_to_metadata",
     "build_tar_member_index",
+    "check",
+    "convert",
+    "decode_tensor",
     "discover_dataset",
     "discover_paired_dataset",
+    "encode_example",
+    "encode_sequence_example",
+    "fix",
     "index_dataset",
+    "iter_records",
     "open_dataset",
     "optimize_dataset",
+    "parse_example",
+    "parse_sequence_example",
     "upload_caption_metadata",
     "write_captions_to_metadata",
 ]
@@ -102,17 +123,25 @@ _HOMES = {
     **dict.fromkeys(("PairedDataset", "SampleLocation", "SamplePair", "discover_paired_dataset"), ".dataset.pairs"),
     "upload_caption_metadata": ".dataset.rewriting",
     "Sample": ".dataset.sample",
+    **dict.fromkeys(("check", "fix"), ".doctor"),
+    **dict.fromkeys(
+        ("decode_tensor", "encode_example", "encode_sequence_example", "parse_example", "parse_sequence_example"),
+        ".formats.example",
+    ),
     **dict.fromkeys(("apply_captions_to_metadata", "write_captions_to_metadata"), ".index.captioning"),
     **dict.fromkeys(
         ("TarMember", "TarMemberIndex", "TarPart", "TarSample", "build_tar_member_index"), ".index.members"
     ),
+    "iter_records": ".index.record_reader",
     "BucketDataLoader": ".loading.bucket_loader",
     "TarDataLoader": ".loading.cursor",
     **dict.fromkeys(("LoadedSamplePair", "PairedTarDataLoader"), ".loading.paired"),
     **dict.fromkeys(("Policy", "Report"), ".policy"),
     "index_dataset": ".tasks",
     "MetadataExtractor": ".webshart.extraction",
+    "convert": ".writing.convert",
     "optimize_dataset": ".writing.optimize",
+    "TFRecordWriter": ".writing.tfrecord_writer",
 }
 
 

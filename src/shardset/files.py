@@ -1,15 +1,20 @@
 """Files that several processes share: written whole or not at all, locked, and kept while somebody reads them.
 
 Locks are those of `flock`, or of `msvcrt` on Windows. They end with the process that holds them, however it ends.
+What a process leaves that is killed while it writes, the next one removes that writes into the same folder.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import logging
 import os
+import re
 import secrets
 import sys
 import time
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, Self
@@ -19,10 +24,15 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
+logger = logging.getLogger(__name__)
+
 _BINARY: Final = getattr(os, "O_BINARY", 0)
 _PAUSE: Final = 0.005
 # Windows forbids others to read what is locked, so a byte is locked that no file has; its `locking` knows 31 bits.
 _FAR: Final = 0x7FFF_0000
+
+_TEMPORARY: Final = re.compile(r"\.([0-9]+)-([0-9a-f]*)-[0-9a-f]{12}\.tmp", re.ASCII)
+_DAY: Final = 86_400
 
 # Handles of exclusive locks. A forked child closes its copies, or the locks would outlive their owner.
 _exclusive: set[int] = set()
@@ -52,15 +62,16 @@ def open_atomic(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         OSError: The folder does not exist, is not writable, or the disk is full.
     """
     path = Path(path)
-    temporary, handle = make_temporary(path)
-    try:
-        with os.fdopen(handle, "wb") as file:
+    temporary = _temporary_beside(path)
+    try:  # from before there is a file: a signal may raise at any moment
+        with os.fdopen(_open_new(temporary), "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            temporary.unlink()
         raise
     sync_folder(path.parent)
 
@@ -68,12 +79,86 @@ def open_atomic(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 def make_temporary(path: Path) -> tuple[Path, int]:
     """Make the file that is to be renamed to `path`: hidden, in the same folder, open for writing.
 
+    The first time that this process does so in a folder, what dead processes left there is removed.
+
     Raises:
         OSError: The folder does not exist, or is not writable.
     """
-    temporary = path.parent / f".{os.getpid()}-{secrets.token_hex(6)}.tmp"
-    # Opened with the mode of a plain open() and not by tempfile, whose files stay private after the rename.
-    return temporary, os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
+    temporary = _temporary_beside(path)
+    return temporary, _open_new(temporary)
+
+
+def _temporary_beside(path: Path) -> Path:
+    _remove_abandoned_once(os.path.abspath(path.parent))  # noqa: PTH100 - ten times as fast
+    return path.parent / f".{os.getpid()}-{_machine()}-{secrets.token_hex(6)}.tmp"
+
+
+def _open_new(path: Path) -> int:
+    # With the mode of a plain open() and not by tempfile, whose files stay private after the rename.
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
+    with contextlib.suppress(OSError):  # a file system without locks
+        hold_file(handle)
+    return handle
+
+
+def remove_abandoned(folder: str | os.PathLike[str]) -> int:
+    """Remove the files of `make_temporary` whose processes were killed before they could rename or remove them.
+
+    A process of this machine is looked for by its number, which is part of the name. One of another machine or
+    container, or of before the last start, cannot be, and where that cannot be told (only Linux tells), none can: what
+    they left goes when it was not written to for a day. What a child of a dead process still has open stays.
+
+    Returns:
+        How many were removed. A folder that is not there, or not ours to write to, has none.
+    """
+    removed = 0
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            name = entry.name
+            if not (name.startswith(".") and name.endswith(".tmp")):
+                continue
+            with contextlib.suppress(OSError):  # gone meanwhile, not ours to remove, or on a file system without locks
+                removed += _is_abandoned(entry) and remove_unheld(entry.path)
+    if removed:
+        logger.info("removed %d files that killed processes did not finish, in %s", removed, os.fspath(folder))
+    return removed
+
+
+@lru_cache(4096)
+def _remove_abandoned_once(folder: str) -> None:
+    remove_abandoned(folder)
+
+
+def _is_abandoned(entry: os.DirEntry[str]) -> bool:
+    match = _TEMPORARY.fullmatch(entry.name)
+    if match is None or not entry.is_file(follow_symlinks=False):
+        return False
+    process, machine = match.groups()
+    if machine and machine == _machine():
+        return not _is_running(int(process))
+    return entry.stat(follow_symlinks=False).st_mtime < time.time() - _DAY
+
+
+def _machine() -> str:
+    """Return a name for where process numbers mean what they mean here; empty if that cannot be told."""
+    try:
+        start = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+        numbering = os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116 - as fast as can be
+    except OSError:
+        return ""
+    return hashlib.blake2b(b"%b %d" % (start, numbering), digest_size=6).hexdigest()
+
+
+def _is_running(process: int) -> bool:
+    """Tell whether a process of this machine, which is Linux, can still do anything."""
+    try:
+        os.kill(process, 0)  # asks only, even for those that /proc does not show to everybody
+        state = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return state not in {b"Z", b"X"}  # one that has ended, and whose parent has not asked how
 
 
 def write_atomic(path: str | os.PathLike[str], data: Buffer) -> None:

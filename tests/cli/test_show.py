@@ -8,7 +8,7 @@ import pytest
 
 from cli.running import PHOTOS, run_at_terminal
 from shards import read_members, write_dataset, write_shard
-from shardset.cli.show import look_at
+from shardset.cli.payloads import look_at
 from shardset.storage.memory import MemoryStore
 
 

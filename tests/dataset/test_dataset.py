@@ -268,10 +268,10 @@ def test_records_say_what_the_catalog_knows_without_opening_a_shard(shards):
     store = CountingStore(LocalStore())
     dataset = discover_dataset(folder, store=store)
     order = random.Random(3).sample(range(18), 18)
-    records = dataset.records(order)
+    records = dataset.rows(order)
     for number, record in zip(order, records, strict=True):
         sample = expected[number]
-        assert record == dataset.record(number)
+        assert record == dataset.row(number)
         assert record.key == sample.key
         assert record.fields == tuple(part.suffix for part in sample.parts)
         assert record.offsets == tuple(part.offset for part in sample.parts)
@@ -281,10 +281,10 @@ def test_records_say_what_the_catalog_knows_without_opening_a_shard(shards):
     assert store.calls["open"] == 0
     for wrong in (18, -1):
         with pytest.raises(IndexError):
-            dataset.record(wrong)
+            dataset.row(wrong)
         with pytest.raises(IndexError):
-            dataset.records([0, wrong])
-    assert dataset.records([]) == []
+            dataset.rows([0, wrong])
+    assert dataset.rows([]) == []
 
 
 @pytest.mark.usefixtures("grouped")

@@ -145,7 +145,7 @@ def test_captions_and_geometry_are_read_as_asked(tmp_path):
         for key, value in entry.items():
             expected = pytest.approx(value, rel=1e-6) if key == "aspect" else value
             assert files[name][key] == expected, (name, key)
-    assert [record.geometry[:2] for record in discover_dataset(tmp_path).records(range(10))] == [
+    assert [record.geometry[:2] for record in discover_dataset(tmp_path).rows(range(10))] == [
         (entry["width"], entry["height"]) for name, entry in sorted(known.items()) if "width" in entry
     ]
 

@@ -15,14 +15,6 @@ from shards import make_members, private_cache, write_shard  # noqa: F401 - a fi
 from shardset import index_dataset
 from shardset.webshart import _webshart, cache_wait
 
-PUBLIC = (
-    "DatasetDiscovery DiscoveredDataset MetadataExtractor TarDataLoader BucketDataLoader discover_dataset "
-    "discover_paired_dataset PairedDataset PairedTarDataLoader SampleLocation SamplePair LoadedSamplePair "
-    "BatchOperations discover_datasets_batch read_files_batch CacheWaitContext iter_with_cache_wait "
-    "next_with_cache_wait apply_captions_to_metadata write_captions_to_metadata upload_caption_metadata "
-    "optimize_dataset BatchProcessor DEFAULT_PAYLOAD_EXTENSIONS Caption CaptionValue OptionalCaptionValue __version__"
-)
-
 
 @pytest.fixture
 def folders(tmp_path):
@@ -31,11 +23,6 @@ def folders(tmp_path):
             write_shard(tmp_path / side / f"s-{shard}.tar", make_members(3, start=start + 3 * shard))
         index_dataset(tmp_path / side, workers=0)
     return str(tmp_path / "left"), str(tmp_path / "right")
-
-
-@pytest.mark.parametrize("name", PUBLIC.split())
-def test_every_name_of_webshart_is_there(name):
-    assert getattr(module, name) is not None
 
 
 def test_its_submodules_are_there_and_the_loader_of_the_main_module_is_the_same():

@@ -99,7 +99,7 @@ def test_sizes_are_those_stored_and_the_turn_is_known_beside_them(tmp_path):
     assert (entry.width, entry.height, entry.aspect) == (64, 32, 2.0)
     (shard,) = webshart.TarDataLoader(dataset).list_shard_sample_aspect_buckets([0], key="geometry-tuple")
     assert list(shard["buckets"]) == ["(64, 32)"]
-    assert shardset.discover_dataset(tmp_path).record(0).geometry == (64, 32, 6)
+    assert shardset.discover_dataset(tmp_path).row(0).geometry == (64, 32, 6)
 
 
 # The cursor

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
-from .program import main
+import sys
+
+try:
+    from .program import main
+except KeyboardInterrupt:
+    # Imports are all that the program does in its first moments, when there is nobody yet to say this.
+    sys.stderr.write("shardset: interrupted\n")
+    raise SystemExit(130) from None
 
 __all__ = ["main"]

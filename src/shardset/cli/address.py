@@ -130,12 +130,19 @@ def find_sample(dataset: Dataset, fragment: str) -> Sample:
     Raises:
         SampleError: There is no such sample; the hint names keys that are like it.
     """
-    number = next(dataset.catalog.find(fragment), None)
+    # The number of a record is its key, which comes again in every shard; of all of them, samples are numbered.
+    number = None if has_records_alone(dataset) else next(dataset.catalog.find(fragment), None)
     if number is None:
         number = sample_number(dataset, fragment)
     if number is None:
         raise no_such_key(dataset, fragment)
     return dataset[number]
+
+
+def has_records_alone(dataset: Dataset) -> bool:
+    """Tell whether all shards of a dataset are TFRecord shards."""
+    groups = (dataset.catalog.group(number) for number in range(dataset.catalog.num_groups))
+    return all(layout.is_record for group in groups for layout in group.layouts)
 
 
 def sample_number(dataset: Dataset, text: str) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import TYPE_CHECKING, Final
 
@@ -10,10 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shardset.errors import LimitError, MissingFieldError, without_secrets
+from shardset.dataset.record_sample import RecordSample
+from shardset.errors import LimitError, MissingFieldError, SampleError, without_secrets
 from shardset.formats.naming import base_plus_ext
 
-from .address import no_such_key, open_source, sample_number, split_address
+from .address import has_records_alone, no_such_key, open_source, sample_number, split_address
 from .program import Command, MisuseError
 from .text import counted, printable
 
@@ -30,6 +32,7 @@ _MOST_AT_TERMINAL: Final = 4 << 20
     examples=[
         ("shardset cat photos.tar#0007.jpg > 0007.jpg", "the field jpg of the sample with the key 0007"),
         ("shardset cat photos/#7.json | jq .caption", "the field json of the eighth sample of a folder of shards"),
+        ("shardset cat train.tfrecord#7.image/encoded > 7.jpg", "a feature of a record; without its name, all of it"),
         ("shardset cat photos.tar#__meta__/origin.txt", "a file that belongs to no sample, by its whole name"),
     ],
 )
@@ -38,7 +41,8 @@ _MOST_AT_TERMINAL: Final = 4 << 20
 def command(address: str, *, force: bool) -> None:
     """Write one payload to standard output, byte for byte.
 
-    KEY is the key of a sample or, if no sample has it, a sample's number. FIELD is the suffix, in any case.
+    KEY is the key of a sample or, if no sample has it, a sample's number. FIELD is the suffix, in any case; of a record
+    of a TFRecord shard, the name of a feature, whose numbers are printed a line each.
     """
     source, fragment = split_address(address)
     if not fragment:
@@ -62,6 +66,9 @@ def find_payload(dataset: Dataset, name: str) -> memoryview:
         SampleError: There is none, or the name is that of a sample as a whole.
         StorageError: Reading failed.
     """
+    record = find_record(dataset, name)
+    if record is not None:
+        return record
     split = base_plus_ext(name.encode("utf-8", "surrogateescape"))
     key, field = (part.decode("utf-8", "surrogateescape") for part in split or (b"", b""))
     field = field.lower()
@@ -88,6 +95,40 @@ def find_payload(dataset: Dataset, name: str) -> memoryview:
         key=sample.key,
         hint=f"name one of {', '.join(f'{name}.{field}' for field in sample)}",
     )
+
+
+_RECORD: Final = re.compile(r"([0-9]{1,18})(?:\.(.+))?", re.DOTALL)
+
+
+def find_record(dataset: Dataset, name: str) -> memoryview | None:
+    """Return the payload of the record, or the value of the feature of one, that a name is; None if it is none.
+
+    Numbers are given as text, a line each.
+
+    Raises:
+        SampleError: There is no such record or feature, or it is a list of several byte strings.
+    """
+    match = _RECORD.fullmatch(name)
+    if match is None or not has_records_alone(dataset):
+        return None
+    number = sample_number(dataset, match[1])
+    sample = dataset[number or 0]
+    if not isinstance(sample, RecordSample):
+        return None
+    if match[2] is None:
+        return memoryview(sample.record)
+    value = sample[match[2]]
+    if isinstance(value, np.ndarray):
+        return memoryview("".join(f"{item}\n" for item in value.tolist()).encode())
+    if not isinstance(value, list) or len(value) != 1 or not isinstance(value[0], bytes):
+        what = "has no kind" if value is None else f"is {counted(len(value), 'value')} and not one"
+        raise SampleError(
+            f"feature {match[2]!r} of record {sample.key} {what}",
+            shard=sample.shard,
+            key=sample.key,
+            hint="print the record as a whole, or see it with: shardset show",
+        )
+    return memoryview(value[0])
 
 
 def _find_other(dataset: Dataset, name: str) -> memoryview | None:

@@ -85,7 +85,7 @@ def count_fields(catalog: Catalog) -> list[FieldCount]:
         for layout, count in zip(
             group.layouts, np.bincount(group.layout, minlength=len(group.layouts)).tolist(), strict=True
         ):
-            for field in layout.positions if count else ():
+            for field in dict.fromkeys(layout.fields) if count else ():
                 samples[field] = samples.get(field, 0) + count
         for field, found in _lengths_by_field(group):
             lengths.setdefault(field, []).append(found)

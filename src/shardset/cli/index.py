@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 @click.option("--geometry/--no-geometry", help="Read the pixel sizes of images too.  [default: no]")
 @click.option("--captions/--no-captions", default=True, help="Read .json and .txt members too.  [default: yes]")
 @click.option("--sidecars/--no-sidecars", default=True, help="Write a JSON index for each shard.  [default: yes]")
+@click.option("--text-index", is_flag=True, help="Write DALI's index (.idx) of TFRecord shards too.")
 @click.option(
     "-j",
     "--workers",
@@ -59,6 +60,7 @@ def command(
     geometry: bool,
     captions: bool,
     sidecars: bool,
+    text_index: bool,
     workers: int | None,
     force: bool,
     on_error: Literal["raise", "warn", "skip"],
@@ -78,6 +80,7 @@ def command(
             captions=captions,
             geometry=geometry,
             sidecars=sidecars,
+            text_index=text_index,
             force=force,
             workers=workers,
             policy=Policy(on_error=on_error),

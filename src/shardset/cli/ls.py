@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 import numpy as np
 
+from shardset.errors import DecodeError, FormatError
+
 from .address import is_one_shard, near_path, open_source
 from .program import Command, note
 from .tables import Column, at_terminal, print_list, row_limit
@@ -111,6 +113,8 @@ def iter_shards(dataset: Dataset) -> Iterator[ListedShard]:
             start, stop = group.shard_span(shard)
             layouts = (group.layouts[code] for code in np.unique(group.layout[start:stop]).tolist())
             fields = list(dict.fromkeys(field for layout in layouts for field in layout.fields))
+            if entry.has_records and stop > start and not dataset.is_remote:  # the first record stands for all
+                fields = list(_feature_names(dataset, catalog.sample_starts[number] + start) or fields)
             yield ListedShard(first + shard, entry, fields, findings[first + shard])
 
 
@@ -137,13 +141,18 @@ def _shard_row(shard: ListedShard) -> tuple[Any, ...]:
 
 
 class ListedSample(NamedTuple):
-    """A sample with its members, each as field, name, offset (-1 for a sparse file) and length."""
+    """A sample with its members, each as field, name, offset (-1 for a sparse file) and length.
+
+    Of a record there is one member, of the field ``record``; `features` has the names of its features, and is None for
+    a sample of a tar, or for what is no Example.
+    """
 
     sample_index: int
     key: str
     members: list[tuple[str, str, int, int]]
     pixels: tuple[int, int] | None
     caption: str | None
+    features: tuple[str, ...] | None = None
 
 
 def iter_samples(dataset: Dataset) -> Iterator[ListedSample]:
@@ -153,7 +162,15 @@ def iter_samples(dataset: Dataset) -> Iterator[ListedSample]:
         group = catalog.group(number)
         for start in range(0, group.files.num_samples, _AT_ONCE):
             for row, sample in enumerate(_read_chunk(group, start), before + start):
-                yield ListedSample(row, *sample)
+                is_record = group.record_layout >= 0 and group.layout_at[row - before] == group.record_layout
+                yield ListedSample(row, *sample, _feature_names(dataset, row) if is_record else None)
+
+
+def _feature_names(dataset: Dataset, sample_index: int) -> tuple[str, ...] | None:
+    try:
+        return dataset[sample_index].fields
+    except (DecodeError, FormatError):
+        return None
 
 
 def _read_chunk(
@@ -169,7 +186,7 @@ def _read_chunk(
         zip(group.keys(start, stop), group.layout[start:stop].tolist(), *columns, strict=True)
     ):
         layout = group.layouts[code]
-        names = (f"{key}.{suffix}" for suffix in layout.spelled)
+        names = (key if layout.is_record else f"{key}.{suffix}" for suffix in layout.spelled)
         places = slice(at[row], at[row + 1])
         members = list(zip(layout.fields, names, offsets[places], lengths[places], strict=True))
         pixels = None if width is None else (height, width) if orientation > 4 else (width, height)
@@ -191,6 +208,7 @@ def sample_document(sample: ListedSample) -> dict[str, Any]:
             }
             for field, name, offset, length in sample.members
         ],
+        "features": None if sample.features is None else list(map(clean, sample.features)),
         "width": width,
         "height": height,
         "caption": sample.caption,
@@ -198,7 +216,7 @@ def sample_document(sample: ListedSample) -> dict[str, Any]:
 
 
 def _sample_row(sample: ListedSample) -> tuple[Any, ...]:
-    fields = " ".join(field for field, _, _, _ in sample.members)
+    fields = " ".join(sample.features or (field for field, _, _, _ in sample.members))
     size = sum(length for _, _, _, length in sample.members)
     pixels = sample.pixels and f"{sample.pixels[0]}x{sample.pixels[1]}"
     caption = sample.caption and shorten(one_line(sample.caption), _LONGEST_CAPTION)

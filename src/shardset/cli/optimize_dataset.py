@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from shardset.policy import Policy
-from shardset.writing.optimize import DEFAULT_PAYLOAD_EXTENSIONS, optimize_dataset
+from shardset.webshart.commands import packing_settings
+from shardset.writing.optimize import optimize_dataset
 
 from .program import Command, Settings
 from .reporting import TOKEN_OPTION, misuse, progress_bar
@@ -15,8 +16,6 @@ from .text import clean, counted, dump_json, human_size, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-_GIB = 1 << 30
 
 
 @click.command(
@@ -82,10 +81,12 @@ def command(
     with progress_bar(settings, "packing", "samples") as progress, misuse("see: shardset optimize-dataset --help"):
         result = optimize_dataset(
             **options,
-            max_shard_size_bytes=int(max_shard_size_gb * _GIB),
-            payload_extensions=payload_extensions.split(",") if payload_extensions else DEFAULT_PAYLOAD_EXTENSIONS,
-            include_image_geometry=not no_image_geometry,
-            private=private or None,
+            **packing_settings(
+                max_shard_size_gb=max_shard_size_gb,
+                payload_extensions=payload_extensions,
+                no_image_geometry=no_image_geometry,
+                private=private,
+            ),
             policy=Policy(on_error=on_error),
             progress=progress,
         )

@@ -75,19 +75,17 @@ def misuse(hint: str) -> Iterator[None]:
         raise MisuseError(str(error), hint) from error
 
 
-def parse_range(text: str) -> tuple[int, int]:
-    """Return the two numbers of ``START,END``, a half-open range."""
+def _parse_range(text: str) -> tuple[int, int]:
+    from shardset.webshart.commands import parse_range  # noqa: PLC0415 - loaded by the commands that have this option
+
     try:
-        start, end = (int(part) for part in text.split(","))
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is not START,END") from None
-    if not 0 <= start <= end:
-        raise click.BadParameter(f"{text!r} begins below 0, or ends before it begins")
-    return start, end
+        return parse_range(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 RANGE_OPTION: Final = click.option(
-    "--range", "shard_range", type=parse_range, metavar="START,END", help="Take only these shards, half-open."
+    "--range", "shard_range", type=_parse_range, metavar="START,END", help="Take only these shards, half-open."
 )
 TOKEN_OPTION: Final = click.option(
     "--hf-token", metavar="TOKEN", help="Token for the Hugging Face Hub; by default that in HF_TOKEN."

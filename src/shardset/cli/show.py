@@ -10,30 +10,38 @@ import click
 import numpy as np
 import pyarrow as pa
 
+from shardset.dataset.record_sample import RecordSample
 from shardset.errors import without_secrets
-from shardset.formats.geometry import parse_geometry, sniff_kind
-from shardset.formats.media import Media, read_media
 from shardset.formats.tar import Kind
 from shardset.index.build import scan_reader
 
 from .address import find_sample, is_one_shard, near_path, open_source, split_address
 from .counts import count_fields
+from .faults import faults_document, print_faults
+from .payloads import geometry_document, geometry_text, look_at
 from .program import Command, MisuseError, note
+from .records import (
+    print_record,
+    print_record_shard,
+    print_schema,
+    read_schema,
+    record_document,
+    record_shard_document,
+    schema_document,
+)
 from .tables import LIMIT, Column, at_terminal, print_facts, print_table, row_limit
 from .text import clean, counted, dump_json, human_size, name_fields, one_line, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from shardset.dataset.dataset import Dataset
     from shardset.dataset.sample import Sample
     from shardset.formats.geometry import Geometry
+    from shardset.formats.media import Media
     from shardset.storage.store import Reader
 
-_HEAD: Final = 64 << 10
-_LONGEST_TEXT: Final = 1_000
-_VIDEOS: Final = frozenset({"mp4", "mov", "m4a", "webm", "mkv"})
-_PICTURES: Final = frozenset({"jpeg", "png", "webp", "gif", "bmp", "tiff", "avif", "heic", "heif", "jxl", "ico"})
+    from .program import Settings
 
 
 @click.command(
@@ -41,38 +49,61 @@ _PICTURES: Final = frozenset({"jpeg", "png", "webp", "gif", "bmp", "tiff", "avif
     cls=Command,
     examples=[
         ("shardset show photos.tar#0007", "the sample with the key 0007"),
-        ("shardset show photos/#7", "the eighth sample of a folder of shards"),
         ("shardset show photos.tar", "the shard: counts, format, and every finding"),
-        ("shardset show photos.tar#0007 --json | jq '.fields[].range'", "where its payloads stand"),
+        ("shardset show train.tfrecord#40000", "a record of a TFRecord shard, with its features"),
+        ("shardset show train.tfrecord --schema", "every feature of its records, with kinds, lengths and gaps"),
     ],
 )
 @click.argument("address", metavar="SOURCE[#KEY]")
+@click.option("--schema", is_flag=True, help="Read all records of TFRecord shards, and list their features.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, as docs/json.md describes it.")
-def command(address: str, *, as_json: bool) -> None:
+@click.pass_obj
+def command(settings: Settings, address: str, *, schema: bool, as_json: bool) -> None:
     """Show one sample, or one shard, with offsets and findings.
 
-    KEY is the key of a sample or, if no sample has it, a sample's number. The range of a payload is one that curl -r
-    takes: its first and its last byte in the shard.
+    KEY is the key of a sample or, if no sample has it, a sample's number; of a TFRecord shard, the number of a record.
+    The range of a payload is one that curl -r takes: its first and its last byte in the shard.
     """
     source, fragment = split_address(address)
     dataset = open_source(source)
-    if fragment:
-        sample = find_sample(dataset, fragment)
-        shown = [show_field(sample, place, dataset) for place in range(len(sample.fields))]
-        if as_json:
-            click.echo(dump_json(sample_document(sample, shown, dataset)))
-        else:
-            _print_sample(sample, shown, dataset)
-        return
-    if not is_one_shard(dataset, source):
+    if schema:
+        if fragment:
+            raise MisuseError("a schema is one of whole shards", f"shardset show --schema {quote(source)}")
+        found = read_schema(dataset, settings)
+        shown = Shown(lambda: schema_document(dataset, found), lambda: print_schema(dataset, found))
+    elif fragment:
+        shown = _show_sample(find_sample(dataset, fragment), dataset)
+    elif is_one_shard(dataset, source):
+        shown = _show_shard(dataset)
+    else:
         raise MisuseError(
             f"{without_secrets(source)} is {counted(dataset.num_shards, 'shard')}; show takes one shard or one sample",
             f"shardset ls {quote(without_secrets(source))}",
         )
     if as_json:
-        click.echo(dump_json(shard_document(dataset)))
+        click.echo(dump_json(shown.document()))
     else:
-        _print_shard(dataset)
+        shown.print()
+
+
+class Shown(NamedTuple):
+    """Something to show: what makes its JSON, and what prints it for people."""
+
+    document: Callable[[], dict[str, Any]]
+    print: Callable[[], None]
+
+
+def _show_sample(sample: Sample, dataset: Dataset) -> Shown:
+    if isinstance(sample, RecordSample):
+        return Shown(lambda: record_document(sample, dataset), lambda: print_record(sample, dataset))
+    fields = [show_field(sample, place, dataset) for place in range(len(sample.fields))]
+    return Shown(lambda: sample_document(sample, fields, dataset), lambda: _print_sample(sample, fields, dataset))
+
+
+def _show_shard(dataset: Dataset) -> Shown:
+    if dataset.shard_entry(0).has_records:
+        return Shown(lambda: record_shard_document(dataset), lambda: print_record_shard(dataset))
+    return Shown(lambda: shard_document(dataset), lambda: _print_shard(dataset))
 
 
 class ShownField(NamedTuple):
@@ -106,33 +137,6 @@ def show_field(sample: Sample, place: int, dataset: Dataset) -> ShownField:
     return ShownField(field, name, offset, length, kind, geometry, text)
 
 
-def look_at(reader: Reader, offset: int, length: int) -> tuple[str, Geometry | Media | None, str | None]:
-    """Tell of a payload its kind, what its header says if it is a picture or video, and how it begins if it is text."""
-    if not length:
-        return "empty", None, None
-    head = reader.view(offset, min(length, _HEAD))
-    kind = sniff_kind(head)
-    if kind in _PICTURES:
-        whole = head if reader.map() is None else reader.view(offset, length)
-        return kind, parse_geometry(whole), None
-    if kind in _VIDEOS:
-        found = read_media(lambda at, count: reader.view(offset + at, max(0, min(count, length - at))), length)
-        return kind, found, None
-    text = _decode(bytes(head), is_whole=length <= _HEAD) if kind in {None, "json", "html", "svg"} else None
-    return kind or ("data" if text is None else "text"), None, text
-
-
-def _decode(head: bytes, *, is_whole: bool) -> str | None:
-    """Return how a text begins, or None for what is no text."""
-    try:
-        text = head.decode()
-    except UnicodeDecodeError as error:
-        if is_whole or error.start < len(head) - 3:  # otherwise the cut fell inside a character
-            return None
-        text = head[: error.start].decode()
-    return None if "\0" in text else text[:_LONGEST_TEXT]
-
-
 def sample_document(sample: Sample, fields: list[ShownField], dataset: Dataset) -> dict[str, Any]:
     """Return what ``--json`` prints of a sample."""
     return {
@@ -149,24 +153,12 @@ def sample_document(sample: Sample, fields: list[ShownField], dataset: Dataset) 
                 "length": shown.length,
                 "range": shown.range,
                 "kind": shown.kind,
-                **_geometry_document(shown.geometry),
+                **geometry_document(shown.geometry),
                 "text": None if shown.text is None else clean(shown.text),
             }
             for shown in fields
         ],
         "same_key": _same_key(sample, dataset),
-    }
-
-
-def _geometry_document(geometry: Geometry | Media | None) -> dict[str, Any]:
-    width, height = (geometry and geometry.display_size) or (None, None)
-    media = geometry if isinstance(geometry, Media) else None
-    return {
-        "width": width,
-        "height": height,
-        "orientation": geometry.orientation if geometry is not None and width is not None else None,
-        "duration": media and media.duration,
-        "frame_rate": media and media.frame_rate,
     }
 
 
@@ -201,14 +193,7 @@ def _print_sample(sample: Sample, fields: list[ShownField], dataset: Dataset) ->
 
 def _content(shown: ShownField) -> str | None:
     if shown.geometry is not None:
-        size = shown.geometry.display_size
-        said = [] if size is None else [f"{size[0]}x{size[1]}"]
-        if shown.geometry.orientation != 1:
-            said.append(f"orientation {shown.geometry.orientation}")
-        if isinstance(shown.geometry, Media):
-            said += [] if shown.geometry.duration is None else [f"{shown.geometry.duration:.4g} s"]
-            said += [] if shown.geometry.frame_rate is None else [f"{shown.geometry.frame_rate:.4g} frames/s"]
-        return ", ".join(said)
+        return geometry_text(shown.geometry)
     return shown.text and shorten(one_line(shown.text), 200)
 
 
@@ -254,16 +239,7 @@ def shard_document(dataset: Dataset) -> dict[str, Any]:
             {**name_fields("name", name), "offset": offset if offset >= 0 else None, "length": length}
             for name, offset, length in _other_files(dataset)
         ],
-        "findings": [
-            {
-                "code": fault.code,
-                "is_error": fault.is_error,
-                "offset": fault.offset,
-                "member": None if fault.member is None else clean(fault.member),
-                "message": clean(fault.message),
-            }
-            for _, fault in dataset.faults()
-        ],
+        "findings": faults_document(dataset),
     }
 
 
@@ -318,10 +294,4 @@ def _print_shard(dataset: Dataset) -> None:
         print_table(_OTHER_COLUMNS, others[: row_limit(None)])
         if at_terminal() and len(others) > LIMIT:
             note(f"... and {len(others) - LIMIT:,} more (--json lists all)")
-    faults = [fault for _, fault in dataset.faults()]
-    click.echo(f"\n{counted(len(faults), 'finding') if faults else 'no findings'}")
-    for fault in faults:
-        member = "" if fault.member is None else f", {fault.member}"
-        click.echo(one_line(f"{fault.code} at byte {fault.offset}{member}"))
-        if fault.message:
-            click.echo(f"    {one_line(fault.message)}")
+    print_faults(dataset)

@@ -144,6 +144,8 @@ def _print_stats(dataset: Dataset) -> None:
     if findings:
         click.echo()
         print_table((Column("finding"), Column("count", is_right=True, show="{:,}".format)), sorted(findings.items()))
+    if at_terminal() and any(catalog.group(number).record_layout >= 0 for number in range(catalog.num_groups)):
+        note("\nFor the features of records: shardset show --schema SOURCE")
     if at_terminal() and not (manifest.captions and manifest.geometry):
         note("\nFor captions and shapes: shardset index --geometry SOURCE")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -17,14 +18,17 @@ from typing import TYPE_CHECKING, Final
 from shardset.errors import IndexFileError, NotFoundError, ShardsetError, StorageError, without_secrets
 from shardset.files import cache_root
 from shardset.formats.faults import Fault
+from shardset.formats.patterns import named_format
 from shardset.index.build import build_index, fits_headers, settle_faults
 from shardset.index.catalog import Catalog, open_catalog
 from shardset.index.catalog_files import Manifest
 from shardset.index.catalog_writer import row_from_catalog, shard_row, split_groups, write_group, write_manifest
+from shardset.index.record_sidecar import parse_text_index
+from shardset.index.records import extend_index
 from shardset.index.sidecar import parse_sidecar, sidecar_path
 from shardset.policy import Place, Policy, Report
 from shardset.storage.local import file_identity, local_path
-from shardset.storage.store import UNKNOWN, is_remote, url_join, url_scheme
+from shardset.storage.store import UNKNOWN, is_remote, split_query, url_join, url_name, url_scheme
 from shardset.storage.threads import map_in_threads
 
 from .files import check_reader
@@ -36,12 +40,14 @@ if TYPE_CHECKING:
     from shardset.index.catalog_writer import ShardRow
     from shardset.index.sidecar import Sidecar
     from shardset.index.table import ShardIndex
-    from shardset.storage.store import Store
+    from shardset.storage.store import Reader, Store
 
     from .discover import Found, ShardSource
 
 logger = logging.getLogger(__name__)
 
+TEXT_INDEX_SUFFIXES: Final = (".idx", ".index", ".tfindex")
+"""What the text index of a TFRecord shard may be called beside it; ``shardset index --text-index`` writes the first."""
 CATALOG_FOLDER: Final = ".shardset"
 """The folder beside the shards in which ``shardset index`` puts the catalog."""
 
@@ -347,12 +353,23 @@ def load_index(
         return learned
     sidecar = load_sidecar(shard, sidecars or store, url=options.sidecar_url(shard), report=report)
     reader = check_reader(store.open(shard.url, shard.info), shard.info.size, shard.info.identity)
+    if sidecar is None and named_format(url_name(shard.url)) == "tfrecord":
+        index = _load_text_index(shard, sidecars or store, reader, report)
+        if index is not None:
+            return index
+    if sidecar is not None and sidecar.index.size < shard.info.size:
+        index = extend_index(sidecar.index, reader)
+        if index is not None:
+            report.add("grown_shard", Place(shard.url, sidecar.index.size, message="it has grown since it was indexed"))
+            settle_faults(index.faults, shard.url, policy, report)
+            return index
     if sidecar is not None and not fits_headers(sidecar.index, reader):
         what = "the index is stale: headers of the shard are not where it says"
         _leave_aside(shard, IndexFileError(what, path=options.sidecar_url(shard), hint="index the shard again"), report)
     elif sidecar is not None:
-        lacks_geometry = options.geometry and sidecar.index.geometry is None
-        lacks_captions = options.captions and not sidecar.index.captions
+        has_files = sidecar.index.records is None
+        lacks_geometry = options.geometry and has_files and sidecar.index.geometry is None
+        lacks_captions = options.captions and has_files and not sidecar.index.captions
         if not lacks_geometry and not lacks_captions:
             settle_faults(sidecar.index.faults, shard.url, policy, report)
             return sidecar.index
@@ -368,16 +385,51 @@ def load_index(
 
 
 def load_sidecar(shard: ShardSource, store: Store, *, url: str, report: Report) -> Sidecar | None:
-    """Return the sidecar index of a shard, or None if there is none that is good; a bad one is counted and logged."""
+    """Return the sidecar index of a shard, or None if there is none that is good; a bad one is counted and logged.
+
+    That of a TFRecord shard may be of a smaller size than the shard, which has grown then.
+    """
     try:
         reader = store.open(url)
         payload = reader.read(0, reader.size)
-        return parse_sidecar(payload, path=url, shard_size=shard.info.size)
     except NotFoundError:
         return None
-    except (IndexFileError, StorageError) as error:
+    except StorageError as error:
         _leave_aside(shard, error, report)
         return None
+    try:
+        return parse_sidecar(payload, path=url, shard_size=shard.info.size)
+    except IndexFileError as error:
+        with suppress(IndexFileError):
+            earlier = parse_sidecar(payload, path=url)
+            if earlier.index.records is not None and earlier.index.size < shard.info.size:
+                return earlier
+        _leave_aside(shard, error, report)
+        return None
+
+
+def _load_text_index(shard: ShardSource, store: Store, reader: Reader, report: Report) -> ShardIndex | None:
+    """Return what a text index beside a TFRecord shard says, as DALI and vahidk's tfrecord make them, if it fits."""
+    for suffix in TEXT_INDEX_SUFFIXES:
+        url = _with_suffix(shard.url, suffix)
+        try:
+            found = store.open(url)
+            index = parse_text_index(found.read(0, found.size), shard.info.size, path=url)
+        except NotFoundError:
+            continue
+        except (IndexFileError, StorageError) as error:
+            _leave_aside(shard, error, report)
+            continue
+        if fits_headers(index, reader):
+            return index
+        what = "the text index is stale: records of the shard are not where it says"
+        _leave_aside(shard, IndexFileError(what, path=url, hint="make it anew"), report)
+    return None
+
+
+def _with_suffix(url: str, suffix: str) -> str:
+    path, query = split_query(url) if url_scheme(url) in {"http", "https"} else (url, "")
+    return path + suffix + query
 
 
 def _leave_aside(shard: ShardSource, error: Exception, report: Report) -> None:

@@ -2,51 +2,34 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shardset.errors import FormatError, MissingFieldError, StateError, without_secrets
-from shardset.index.build import settle_faults
-from shardset.index.catalog import Catalog, ShardEntry, open_catalog
-from shardset.index.records import SampleRecord, join_tables, read_record, read_records
+from shardset.errors import StateError, without_secrets
+from shardset.index.catalog import open_catalog
 from shardset.storage.anywhere import store_for
 from shardset.storage.local import storage_error
-from shardset.storage.threads import map_ahead
 
-from .catalogs import IndexOptions, build_catalog, catalog_in_cache, find_catalog
 from .discover import Found
-from .reading import BatchReader, by_group, split_chunks
 from .rewriting import coalesced_folder, probe_caption_layout, rename_field
-from .sample import Sample
-from .shards import Shards
+from .samples import Samples
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-    import numpy as np
-    import pyarrow as pa
-    from numpy.typing import NDArray
-
-    from shardset.formats.faults import Fault
-    from shardset.index.catalog import Group
+    from shardset.index.catalog import Catalog
     from shardset.policy import Policy, Report
     from shardset.storage.cache import CachedStore
     from shardset.storage.store import Store
 
-    from .reading import Chunk
+    from .catalogs import IndexOptions
     from .shards import Origin
 
-logger = logging.getLogger(__name__)
 
-_CHUNKS_AHEAD: Final = 16
-_MEMORY_AHEAD: Final = 64 << 20
-
-
-class Dataset(Shards):
+class Dataset(Samples):
     """Shards under one numbering of samples. Made by `discover_dataset` and `open_dataset`.
 
     ``len(ds)`` counts samples, ``ds[i]`` gives one, iteration gives all in order: shards in order, samples in archive
@@ -83,10 +66,6 @@ class Dataset(Shards):
             hf_token=hf_token,
         )
         self._metadata_given = self._options.metadata
-        # The samples of the group that was looked into last, which is most often the one looked into next.
-        self._span: tuple[int, int, Any, int] = (0, 0, None, 0)
-        if catalog is not None:
-            self._settle_damage(catalog)
 
     def renew(self, metadata: str | None = None) -> None:
         """Read indexes anew when they are needed next: somebody has changed them.
@@ -142,62 +121,6 @@ class Dataset(Shards):
             if self._options.metadata == folder:
                 self._options = replace(self._options, metadata=self._metadata_given)
         self.renew()
-
-    @property
-    def catalog(self) -> Catalog:
-        """The tables of all shards, made or refreshed if need be.
-
-        Raises:
-            FormatError: A shard is damaged, and the policy says to raise.
-            StorageError: A shard cannot be read, or the catalog cannot be written.
-        """
-        if self._catalog is None:
-            found = self._found
-            assert found is not None  # noqa: S101 - one of the two was given
-            catalog = find_catalog(found, self._options, self.report)
-            if catalog is None:
-                folder = catalog_in_cache(found, self._options)
-                logger.info("indexing %d shards into %s", len(found.shards), folder)
-                catalog = build_catalog(
-                    found,
-                    folder,
-                    self._load_index,
-                    options=self._options,
-                    policy=self.policy,
-                    report=self.report,
-                )
-            else:
-                self._settle_damage(catalog)
-            self._catalog = catalog
-        return self._catalog
-
-    def _settle_damage(self, catalog: Catalog) -> None:
-        """Apply the policy to damage that a catalog, made under another one, indexed up to."""
-        if not self.policy.codes and not any(group.num_damaged for group in catalog.manifest.groups):
-            return
-        for shard_index, fault in catalog.faults():
-            if fault.is_error or fault.code in self.policy.codes:
-                settle_faults((fault,), catalog.shard(shard_index).url, self.policy, self.report)
-
-    @property
-    def total_files(self) -> int:
-        """Files in all shards, those of no sample included."""
-        try:
-            return self.catalog.num_files
-        except FormatError:  # perhaps of what is no tar and has an index
-            return self.file_start(self.num_shards)
-
-    def faults(self) -> Iterator[tuple[str, Fault]]:
-        """Yield what is wrong or odd in the shards, with the url of each."""
-        for shard_index, fault in self.catalog.faults():
-            yield self.shard_url(shard_index), fault
-
-    def to_arrow(self) -> dict[str, pa.Table]:
-        """Return the catalog's tables: ``"samples"``, ``"shards"`` and ``"others"`` (files of no sample).
-
-        They are views of the mapped files, a chunk for each group. The column ``shard`` counts within its group.
-        """
-        return join_tables([self.catalog.group(number) for number in range(self.catalog.num_groups)])
 
     def subset(self, shard_indices: Sequence[int]) -> Dataset:
         """Return a dataset of some of the shards, in the order given.
@@ -259,9 +182,6 @@ class Dataset(Shards):
         """
         return probe_caption_layout(self, max_shards)
 
-    def __len__(self) -> int:
-        return self.catalog.num_samples
-
     def __repr__(self) -> str:
         return f"Dataset({self.name!r}, num_shards={self.num_shards})"
 
@@ -284,179 +204,6 @@ class Dataset(Shards):
             self.origin,
         )
         return _reopen, (sent,)
-
-    @overload
-    def __getitem__(self, index: int) -> Sample: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Sample]: ...
-
-    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
-        if type(index) is int:
-            start, stop, group, first_shard = self._span
-            if start <= index < stop:
-                row = index - start
-                return Sample(self, group, row, first_shard + group.shard_at[row], index)
-        catalog = self.catalog
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(catalog.num_samples))]
-        count = catalog.sample_starts[-1]
-        number = index if index >= 0 else index + count
-        if not 0 <= number < count:
-            raise IndexError(f"sample {index} of a dataset of {count}")
-        group, row, first_shard = catalog.locate(number)
-        self._span = (number - row, number - row + group.files.num_samples, group, first_shard)
-        return Sample(self, group, row, first_shard + group.shard_at[row], number)
-
-    def __iter__(self) -> Iterator[Sample]:
-        catalog = self.catalog
-        for number in range(catalog.num_groups):
-            group, first_shard, start = (
-                catalog.group(number),
-                catalog.shard_starts[number],
-                catalog.sample_starts[number],
-            )
-            for row, shard in enumerate(group.shard_at):
-                yield Sample(self, group, row, first_shard + shard, start + row)
-
-    def find(self, key: str, *, shard: str | None = None) -> Sample:
-        """Return the first sample that has a key.
-
-        Args:
-            key: The key.
-            shard: Name of the shard to look in; by default all.
-
-        Raises:
-            MissingFieldError: There is none (it is a KeyError too).
-        """
-        wanted = None if shard is None else self.shard_number(shard)
-        for number in self.catalog.find(key):
-            sample = self[number]
-            if wanted is None or sample.shard_index == wanted:
-                return sample
-        where = "the dataset" if shard is None else f"shard {shard!r}"
-        raise MissingFieldError(
-            f"{where} has no sample with the key {key!r}", key=key, hint="list keys with: shardset ls"
-        )
-
-    def iter_dicts(
-        self, fields: Sequence[str] | None = None, *, copy: bool = True, start: int = 0, stop: int | None = None
-    ) -> Iterator[dict[str, Any]]:
-        """Read samples in order, each as a dict of field to payload, with its key under ``"__key__"``.
-
-        A sample that cannot be given as asked raises, or is left out and counted, as the policy says.
-
-        Args:
-            fields: Read only these.
-            copy: Give bytes, copied out of the map as they are taken; otherwise views, which hold on to the map. What
-                `Sample.view` says of files that are cut short holds for both.
-            start: The first sample.
-            stop: The sample behind the last; by default all.
-
-        Raises:
-            MissingFieldError: A sample lacks a field, and the policy has no default for it.
-            DuplicateFieldError: A field occurs twice in a sample.
-            StorageError: Reading failed.
-        """
-        start, stop, _ = slice(start, stop).indices(len(self))
-        batches = BatchReader(self, self.policy, self.report)
-
-        def read(chunk: tuple[Group, Chunk, int, int]) -> Iterator[dict[str, Any] | None]:
-            group, (rows, _), first_shard, first_sample = chunk
-            return batches.read(group, rows, first_shard, first_sample, fields, copy=copy)
-
-        chunks = self._chunks(start, stop)
-        # What lies whole in the cache is mapped, and threads would only pass it on.
-        waits = self.is_remote and (self._cache is None or self._cache.block is not None)
-        for samples in (
-            map_ahead(read, chunks, _CHUNKS_AHEAD, memory=_MEMORY_AHEAD, size_of=lambda chunk: chunk[1].length)
-            if waits
-            else map(read, chunks)
-        ):
-            for sample in samples:
-                if sample is not None:
-                    yield sample
-
-    def _chunks(self, start: int, stop: int) -> Iterator[tuple[Group, Chunk, int, int]]:
-        """Yield chunks of one group and shard, with the number of its first shard and of its first sample."""
-        while start < stop:
-            group, row, first_shard = self.catalog.locate(start)
-            last = min(group.files.num_samples, row + stop - start)
-            for chunk in split_chunks(group, row, last, is_remote=self.is_remote):
-                yield group, chunk, first_shard, start - row
-            start += last - row
-
-    def read_samples(
-        self, indices: Sequence[int] | NDArray[np.integer], fields: Sequence[str] | None = None, *, copy: bool = False
-    ) -> list[dict[str, Any] | None]:
-        """Read many samples at once, from anywhere in the dataset, in the order asked.
-
-        Args:
-            indices: Numbers of samples.
-            fields: Read only these.
-            copy: Give bytes; otherwise views (see `Sample.view`).
-
-        Returns:
-            Dicts as `iter_dicts` gives them; None for a sample that the policy says to skip.
-
-        Raises:
-            IndexError: There is no such sample.
-            As `iter_dicts`.
-        """
-        batches = BatchReader(self, self.policy, self.report)
-        return by_group(
-            self.catalog,
-            indices,
-            lambda group, rows, shard, sample: list(batches.read(group, rows, shard, sample, fields, copy=copy)),
-        )
-
-    def read_field(
-        self, indices: Sequence[int] | NDArray[np.integer], field: str, *, copy: bool = False
-    ) -> list[memoryview] | list[bytes]:
-        """Read one field of many samples at once, from anywhere in the dataset, in the order asked.
-
-        Args:
-            indices: Numbers of samples.
-            field: The field.
-            copy: Give bytes; otherwise views (see `Sample.view`).
-
-        Returns:
-            The payloads; None for a sample that the policy says to skip.
-
-        Raises:
-            As `read_samples`.
-        """
-        batches = BatchReader(self, self.policy, self.report)
-        return by_group(
-            self.catalog,
-            indices,
-            lambda group, rows, shard, sample: batches.read_field(group, rows, shard, sample, field, copy=copy),
-        )
-
-    def shard_entry(self, shard_index: int) -> ShardEntry:
-        """Return what the catalog says of a shard."""
-        return self.catalog.shard(shard_index)
-
-    def record(self, index: int) -> SampleRecord:
-        """Return what the catalog knows of a sample, without opening its shard.
-
-        Raises:
-            IndexError: There is no such sample.
-        """
-        if not 0 <= index < len(self):
-            raise IndexError(f"sample {index} of a dataset of {len(self)}")
-        group, row, first_shard = self.catalog.locate(index)
-        return read_record(group, row, first_shard)
-
-    def records(self, indices: Sequence[int] | NDArray[np.integer]) -> list[SampleRecord]:
-        """Return what the catalog knows of many samples, in the order asked, without opening their shards.
-
-        Raises:
-            IndexError: There is no such sample.
-        """
-        return by_group(
-            self.catalog, indices, lambda group, rows, first_shard, _: read_records(group, rows, first_shard)
-        )
 
 
 class _Sent(NamedTuple):

@@ -1,4 +1,4 @@
-"""Find the shards that a source names: a folder, a shard, a glob, a brace pattern, a list file, or a list of these.
+"""Find the shards that a source names: a folder, a shard, a pattern (``*``, ``{a..b}``, ``@64``), or a list of these.
 
 The same rules hold everywhere: on disks, web servers and in buckets.
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import errno
 import glob
+import logging
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
@@ -18,7 +20,18 @@ from urllib.parse import unquote_to_bytes
 import orjson
 
 from shardset.errors import NotFoundError, StorageError, without_secrets
-from shardset.formats.patterns import expand_braces, glob_folder, has_braces, has_glob, matches_glob
+from shardset.formats.patterns import (
+    expand_braces,
+    expand_count,
+    find_sets,
+    glob_folder,
+    has_braces,
+    has_count,
+    has_glob,
+    matches_glob,
+    named_format,
+    parse_numbered,
+)
 from shardset.policy import Place, Report
 from shardset.storage.anywhere import AnyStore
 from shardset.storage.store import ObjectInfo, Store, is_remote, split_query, url_join, url_name, url_scheme
@@ -29,7 +42,8 @@ if TYPE_CHECKING:
 
     Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
-SHARD_SUFFIXES: Final = (".tar",)
+logger = logging.getLogger(__name__)
+
 LIST_SUFFIXES: Final = (".txt", ".list", ".lst", ".json")
 """Files that name shards: one on a line, or in JSON a list of them, or wids' ``{"shardlist": [{"url": ...}]}``."""
 _COMPRESSED: Final = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
@@ -99,6 +113,8 @@ def find_shards(
         name = f"{name} and {len(sources) - 1} more"
     search = _Search(store or AnyStore(), subfolder, report)
     infos = {info.url: info for info in search.resolve_all(sources)}
+    if search.folders or any(has_glob(_path(item)) for item in sources):  # who names single shards wants no others
+        _report_sets(infos.values(), report)
     first = _folder_path(_whole(sources[0]))
     is_folder = len(sources) == 1 and sources[0] in search.folders
     root = first if is_folder else _common_folder([_path(url) for url in infos])
@@ -106,6 +122,29 @@ def find_shards(
         root = _path(url_join(root, subfolder.strip("/")))
     shards = tuple(ShardSource(info, _shard_name(info.url, root)) for info in infos.values())
     return Found(name, root, shards, is_folder)
+
+
+def _report_sets(infos: Iterable[ObjectInfo], report: Report) -> None:
+    """Count sets of numbered TFRecord shards that are not whole, or not alone, and shards without a record."""
+    records = [info for info in infos if named_format(url_name(info.url)) == "tfrecord"]
+    for info in records:
+        if info.size == 0:
+            report.add("empty_shard", Place(info.url))
+    sets = find_sets([_path(info.url) for info in records])
+    for one in sets:
+        if one.num_missing:
+            names = ", ".join(map(url_name, one.missing(3)))
+            message = f"{one.num_missing} of {one.total} shards are not there: {names}"
+            report.add("incomplete_set", Place(f"{one.prefix}-*-of-{one.total:05d}{one.suffix}", message=message))
+            logger.warning("%s-*-of-%05d%s: %s", one.prefix, one.total, one.suffix, message)
+    totals: dict[str, list[int]] = {}
+    for one in sets:
+        totals.setdefault(one.prefix, []).append(one.total)
+    for prefix, found in totals.items():
+        if len(found) > 1:
+            message = f"sets of {' and '.join(map(str, sorted(found)))} shards stand side by side"
+            report.add("mixed_sets", Place(prefix, message=message))
+            logger.warning("%s: %s", prefix, message)
 
 
 class _Search:
@@ -135,6 +174,8 @@ class _Search:
         """Give the shards that one name stands for."""
         if has_braces(item) and not self._exists(item):
             return list(self.resolve_all(expand_braces(item), depth))
+        if has_count(item) and not self._exists(item):
+            return self._find_set(item)
         if has_glob(_path(item)) and not self._exists(item):
             if self.subfolder:
                 raise ValueError(f"{without_secrets(item)}: a subfolder is one of a folder; write it into the glob")
@@ -145,7 +186,7 @@ class _Search:
             left_out = "".join(
                 f"; {count} left out ({code}: {', '.join(map(str, places))})" for code, count, places in self.report
             )
-            hint = f"shards are files that end in {', '.join(SHARD_SUFFIXES)}"
+            hint = "shards are files that end in .tar or .tfrecord, or are numbered as in train-00000-of-00064"
             raise NotFoundError(f"no shards found{left_out}", url=item, hint=hint)
         return found
 
@@ -158,7 +199,8 @@ class _Search:
         try:
             info = self.store.info(place)
         except NotFoundError as error:
-            if url_scheme(place) in {"", "file"} or url_name(place).lower().endswith(SHARD_SUFFIXES + LIST_SUFFIXES):
+            name = url_name(place)
+            if url_scheme(place) in {"", "file"} or named_format(name) or name.lower().endswith(LIST_SUFFIXES):
                 raise  # no folder: that is an error of another kind, or has another name
             missing = error
         except StorageError as error:
@@ -173,7 +215,7 @@ class _Search:
         except NotFoundError as error:
             raise missing or error from None
         self.folders.add(item)
-        return found
+        return _in_order(found)
 
     def _read_list(self, info: ObjectInfo, depth: int) -> list[ObjectInfo]:
         """Give the shards that a file lists; names in it are seen from its own folder."""
@@ -205,7 +247,8 @@ class _Search:
             names = sorted(glob.glob(pattern, recursive=True), key=os.fsencode)  # noqa: PTH207 - paths stay as written
             files = [_whole(name) for name in names if not Path(name).is_dir()]
             # ``data/*`` means the shards and not the indexes beside them; shards of other names can be spelled out.
-            return [self.store.info(name) for name in [name for name in files if _has_shard_suffix(name)] or files]
+            shards = [name for name in files if named_format(url_name(name))] or files
+            return _in_order([self.store.info(name) for name in shards])
         path, query = split_query(pattern) if url_scheme(pattern) in {"http", "https"} else (pattern, "")
         folder = glob_folder(path)
         wanted = _decoded(path[len(folder) :].lstrip("/"), pattern)
@@ -215,7 +258,66 @@ class _Search:
             for info in self.store.list(folder + query, self.report)
             if matches_glob(_decoded(_path(info.url)[start:].lstrip("/"), pattern), wanted)
         ]
-        return [info for info in found if _has_shard_suffix(url_name(info.url))] or found
+        return _in_order([info for info in found if named_format(url_name(info.url))] or found)
+
+    def _find_set(self, item: str) -> list[ObjectInfo]:
+        """Give the shards of one set, named by their count: ``train@64``, or ``train@*`` for a count that is not known.
+
+        Raises:
+            NotFoundError: Some of them are missing.
+            ValueError: ``@*`` fits several sets.
+        """
+        if self.subfolder:
+            raise ValueError(f"{without_secrets(item)}: a subfolder is one of a folder; write it into the name")
+        names = expand_count(item)
+        if len(names) > 1 or not has_glob(names[0]):
+            return self._find_all(item, names)
+        found = [info for info in self._match(names[0]) if parse_numbered(_path(info.url)) is not None]
+        sets = find_sets([_path(info.url) for info in found])
+        if not sets:
+            raise NotFoundError("no shards found", url=item, hint="their names are like train-00000-of-00064")
+        if len(sets) > 1:
+            said = ", ".join(f"{url_name(one.prefix)}-...-of-{one.total:05d}{one.suffix}" for one in sets[:4])
+            raise ValueError(f"{without_secrets(item)} stands for {len(sets)} sets of shards: {said}; name one of them")
+        if sets[0].num_missing:
+            raise _incomplete(item, sets[0].num_missing, sets[0].total, sets[0].missing())
+        return found
+
+    def _find_all(self, item: str, names: list[str]) -> list[ObjectInfo]:
+        """Look up every shard of a set, side by side where they are elsewhere."""
+        answers: list[ObjectInfo | None] = [None] * len(names)
+
+        def look_up(number: int) -> None:
+            with suppress(NotFoundError):
+                answers[number] = self.store.info(_whole(names[number]))
+
+        jobs = [partial(look_up, number) for number in range(len(names))]
+        run_all(jobs, _AT_ONCE if is_remote(item) else 1)
+        missing = [name for name, info in zip(names, answers, strict=True) if info is None]
+        if missing:
+            raise _incomplete(item, len(missing), len(names), missing[:8])
+        return [info for info in answers if info is not None]
+
+
+def _incomplete(item: str, missing: int, total: int, names: list[str]) -> NotFoundError:
+    listed = ", ".join(map(url_name, names)) + (", ..." if missing > len(names) else "")
+    what = f"{missing} of {total} shards are missing: {listed}"
+    return NotFoundError(what, url=item, hint="fetch them, or name those that are there with a glob")
+
+
+def _in_order(found: list[ObjectInfo]) -> list[ObjectInfo]:
+    """Order numbered TFRecord shards by their number, which may have more digits than others; leave the rest."""
+
+    def key(info: ObjectInfo) -> tuple[bytes, int, int, bytes]:
+        path = _path(info.url)
+        numbered = parse_numbered(path) if named_format(url_name(path)) == "tfrecord" else None
+        if numbered is None:
+            return os.fsencode(path), 0, 0, b""
+        return os.fsencode(numbered.prefix), numbered.total, numbered.number, os.fsencode(numbered.suffix)
+
+    if any(named_format(url_name(info.url)) == "tfrecord" for info in found):
+        return sorted(found, key=key)
+    return found
 
 
 def _parse_list(content: bytes, *, is_json: bool, url: str) -> list[str]:
@@ -281,10 +383,6 @@ def _decoded(path: str, url: str) -> str:
     return os.fsdecode(unquote_to_bytes(path)) if url_scheme(url) in {"file", "http", "https"} else path
 
 
-def _has_shard_suffix(name: str) -> bool:
-    return name.lower().endswith(SHARD_SUFFIXES)
-
-
 def _is_shard(info: ObjectInfo, folder: str, report: Report) -> bool:
     path = _path(info.url)[len(_path(folder)) :]
     if any(part.startswith(".") for part in path.split("/")):
@@ -292,7 +390,7 @@ def _is_shard(info: ObjectInfo, folder: str, report: Report) -> bool:
     name = url_name(info.url)
     if name.lower().endswith(_COMPRESSED):
         report.add("compressed_shard", Place(info.url))
-    return _has_shard_suffix(name)
+    return named_format(name) is not None
 
 
 def _common_folder(urls: list[str]) -> str:
@@ -308,7 +406,8 @@ def _shard_name(url: str, root: str) -> str:
     whole = _path(url)
     path = whole[len(root) :].lstrip("/") if root and whole.startswith(root) else whole
     folder, slash, name = path.rpartition("/")
-    stem, dot, _ = name.rpartition(".")
+    # What follows the last dot of a TFRecord file may be what tells it from others (a.tfrecord-00000-of-00002).
+    stem, dot, _ = ("", "", "") if named_format(name) == "tfrecord" else name.rpartition(".")
     shard_name = _decoded(f"{folder}{slash}{stem if dot and stem else name}", url)
     if url_scheme(url) and ".." in shard_name.split("/"):
         # Indexes are written under this name in a folder of the user's choice, and must not leave it.

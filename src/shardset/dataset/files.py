@@ -11,6 +11,8 @@ import numpy as np
 from shardset.errors import ChangedError, LimitError
 from shardset.index.table import PathNumbering, number_by_path
 
+from .record_frames import check_frames, read_frames
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -205,11 +207,14 @@ class ShardFiles:
         """Read a payload.
 
         Raises:
+            ChecksumError: It is a record, and damaged.
             LimitError: It is a sparse file of more than `LARGEST_SPARSE` bytes with its holes.
             StorageError: Reading failed.
         """
         if self.unfit is not None:
             raise self.unfit
+        if self.index.records is not None:
+            return bytes(self.read_many(reader, [row])[0])
         offset = self.offsets[row]
         if offset < 0:
             return self._read_sparse(reader, row)
@@ -219,6 +224,8 @@ class ShardFiles:
         """Give a payload as a view, as `read` does."""
         if self.unfit is not None:
             raise self.unfit
+        if self.index.records is not None:
+            return self.read_many(reader, [row])[0]
         offset = self.offsets[row]
         if offset < 0:
             return memoryview(self._read_sparse(reader, row))
@@ -228,6 +235,8 @@ class ShardFiles:
         """Give many payloads as views, as `read` does, in the order asked."""
         if self.unfit is not None:
             raise self.unfit
+        if self.index.records is not None:
+            return self._read_records(reader, np.array(rows, np.int64))
         offsets, lengths = self.offsets, self.lengths
         starts = [offsets[row] for row in rows]
         if self.index.sparse and min(starts, default=0) < 0:
@@ -238,6 +247,11 @@ class ShardFiles:
             if min(starts, default=0) >= 0 and max(ends, default=0) <= len(whole):
                 return [whole[start:end] for start, end in zip(starts, ends, strict=True)]
         return reader.read_many(starts, [lengths[row] for row in rows])
+
+    def _read_records(self, reader: Reader, rows: NDArray[np.int64]) -> list[memoryview]:
+        """Give the payloads of records of a TFRecord shard, their checksums compared."""
+        offsets = self.index.offset[rows]
+        return check_frames(read_frames(reader, offsets, self.index.length[rows]), self.url, offsets, rows)
 
     @cached_property
     def largest(self) -> int:

@@ -6,18 +6,31 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from shardset.errors import LimitError, MissingFieldError, SampleError, StorageError, without_secrets
+from shardset.errors import (
+    DecodeError,
+    FormatError,
+    LimitError,
+    MissingFieldError,
+    SampleError,
+    StorageError,
+    without_secrets,
+)
+from shardset.formats.tfrecord import HEADER_SIZE, find_corrupt, payload_fault
 from shardset.policy import Place, Policy, Report, settle
 from shardset.storage.remote import read_many_of
 from shardset.storage.store import is_remote
 
+from .record_frames import read_frames
+from .record_sample import RecordSample, parse_record
 from .sample import Sample, SampleSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
+    from typing_extensions import Buffer
 
+    from shardset.errors import ShardsetError
     from shardset.index.catalog import Catalog, Group, Layout
     from shardset.storage.store import Reader
 
@@ -137,6 +150,8 @@ class BatchReader:
             A dict for each sample, with its key under ``"__key__"``; None for one that the policy says to skip.
         """
         layout = self._common_layout(group, rows)
+        if layout is not None and layout.is_record:
+            return self._read_records(group, rows, first_shard, fields, copy=copy)
         if layout is not None:
             wanted = (
                 layout.positions if fields is None else {field: layout.positions.get(field, -1) for field in fields}
@@ -153,7 +168,7 @@ class BatchReader:
         # one by one, but what costs a round trip each is fetched together beforehand.
         fetched = self._fetch(group, rows, first_shard, fields)
         samples = (
-            Sample(self._source, group, row, first_shard + group.shard_at[row], first_sample + row)
+            sample_kind(group, row)(self._source, group, row, first_shard + group.shard_at[row], first_sample + row)
             for row in rows.tolist()
         )
         return (self._read_one(sample, fields, fetched, copy=copy) for sample in samples)
@@ -163,12 +178,105 @@ class BatchReader:
     ) -> list[Any]:
         """Read one field of samples of one group, as `read` does, but give the payloads alone."""
         layout = self._common_layout(group, rows)
-        position = -1 if layout is None else layout.positions.get(field, -1)
+        position = -1 if layout is None else layout.positions.get(field, -1)  # of a record there are none
         payloads = self._payloads(group, rows, first_shard, [position]) if position >= 0 else None
         if payloads is not None:
             return list(map(bytes, payloads)) if copy else payloads
         samples = self.read(group, rows, first_shard, first_sample, [field], copy=copy)
         return [sample and sample[field] for sample in samples]
+
+    def read_payloads(self, group: Group, rows: Int64s, first_shard: int, *, copy: bool, verify: bool) -> Iterator[Any]:
+        """Read the payloads of records of one group, in the order asked.
+
+        Args:
+            group: The group.
+            rows: Numbers of records within it.
+            first_shard: Number in the dataset of the group's first shard.
+            copy: Give bytes, otherwise views.
+            verify: Compare checksums.
+
+        Returns:
+            A payload for each; None for one that the policy says to skip.
+
+        Raises:
+            ValueError: One of them is no record of a TFRecord shard.
+        """
+        if bool((group.layout[rows] != group.record_layout).any()):
+            raise ValueError("these samples are of a tar shard: they have fields and are no records")
+        shards = group.shard[rows]
+        answers: list[memoryview | None] = [None] * len(rows)
+        if len(rows) and shards.min() == shards.max():
+            answers = self._read_shard(group, int(shards[0]), first_shard, rows, verify=verify)
+        else:
+            for shard in np.unique(shards).tolist():
+                places = np.flatnonzero(shards == shard)
+                found = self._read_shard(group, shard, first_shard, rows[places], verify=verify)
+                for place, payload in zip(places.tolist(), found, strict=True):
+                    answers[place] = payload
+        return map(_copied, answers) if copy else iter(answers)
+
+    def _read_shard(
+        self, group: Group, shard: int, first_shard: int, rows: Int64s, *, verify: bool
+    ) -> list[memoryview | None]:
+        """Read records of one shard; None for those that the policy says to skip."""
+        members = group.first[rows]
+        offsets, lengths = group.offset[members], group.length[members]
+        try:
+            reader = self._source.reader(first_shard + shard)
+            frames = read_frames(reader, offsets, lengths)
+        except StorageError as error:
+            url, start = reader_url(self._source, first_shard + shard), group.shard_span(shard)[0]
+            for row in rows.tolist():
+                self._skip(error, _code(error), url, str(row - start))
+            return [None] * len(rows)
+        payloads: list[memoryview | None] = list(frames.payloads)
+        for at in find_corrupt(*frames).tolist() if verify else ():
+            record = int(rows[at]) - group.shard_span(shard)[0]
+            fault = payload_fault(int(offsets[at]) - HEADER_SIZE, int(frames.stored[at]), frames.payloads[at], record)
+            self._skip(fault.error(reader.url), fault.code, reader.url, str(record))
+            payloads[at] = None
+        return payloads
+
+    def _skip(self, error: ShardsetError, code: str, shard: str, key: str) -> None:
+        offset = error.offset if isinstance(error, FormatError) else None
+        settle(error, code, Place(shard, offset, key, error.message), self._policy, self._report)
+
+    def _read_records(
+        self, group: Group, rows: Int64s, first_shard: int, fields: Sequence[str] | None, *, copy: bool
+    ) -> Iterator[dict[str, Any] | None]:
+        # Read now, perhaps in a thread that reads ahead, and parsed as samples are taken.
+        payloads = self.read_payloads(group, rows, first_shard, copy=False, verify=True)
+        return (
+            payload
+            if payload is None
+            else self._parse_record(payload, key, first_shard + group.shard_at[row], fields, copy=copy)
+            for row, key, payload in zip(rows.tolist(), group.keys_of(rows), payloads, strict=True)
+        )
+
+    def _parse_record(
+        self, payload: Buffer, key: str, shard_index: int, fields: Sequence[str] | None, *, copy: bool
+    ) -> dict[str, Any] | None:
+        shard = reader_url(self._source, shard_index)
+        values: dict[str, Any] = {"__key__": key}
+        try:
+            # What is copied is copied as a whole, so that arrays are views of it and not of the map.
+            raw = bytes(payload) if copy else payload
+            values |= parse_record(raw, fields, shard=shard, key=key, views=not copy)
+        except DecodeError as error:
+            self._skip(error, "bad_example", shard, key)
+            return None
+        for field in fields or ():
+            if field in values:
+                continue
+            if field not in self._policy.defaults:
+                what = f"record {key} has no feature {field!r}"
+                missing = MissingFieldError(what, field=field, shard=shard, key=key)
+                policy = Policy(self._policy.on_missing, codes=self._policy.codes)
+                settle(missing, "missing_field", Place(shard, key=key, message=what), policy, self._report)
+                return None
+            values[field] = self._policy.defaults[field]
+            self._report.add("missing_field", Place(shard, key=key, message=f"no {field!r}"))
+        return values
 
     def _fetch(
         self, group: Group, rows: Int64s, first_shard: int, fields: Sequence[str] | None
@@ -275,6 +383,14 @@ class BatchReader:
         if lost is not None:
             self._settle(lost, _code(lost), sample, self._policy.on_error)
             return None
+        if isinstance(sample, RecordSample):
+            try:
+                payload = sample.record
+            except (FormatError, StorageError) as error:
+                code = error.code if isinstance(error, FormatError) else _code(error)
+                self._skip(error, code, sample.shard, sample.key)
+                return None
+            return self._parse_record(payload, sample.key, sample.shard_index, fields, copy=copy)
         values: dict[str, Any] = {"__key__": sample.key}
         defaults = self._policy.defaults
         try:
@@ -299,6 +415,20 @@ class BatchReader:
     def _settle(self, error: SampleError | StorageError | LimitError, code: str, sample: Sample, action: Any) -> None:
         place = Place(sample.shard, key=sample.key, message=error.message)
         settle(error, code, place, Policy(action, codes=self._policy.codes), self._report)
+
+
+def sample_kind(group: Group, row: int) -> type[Sample]:
+    """Return what a sample of a group is: a record, or members of a tar."""
+    return RecordSample if group.layout_at[row] == group.record_layout else Sample
+
+
+def _copied(payload: memoryview | None) -> bytes | None:
+    return None if payload is None else payload.tobytes()
+
+
+def reader_url(source: SampleSource, shard_index: int) -> str:
+    """Return the url of a shard, for messages."""
+    return source.shard_entry(shard_index).url
 
 
 def _make_dicts(fields: list[str], keys: list[str], columns: list[Iterable[Any]]) -> Iterator[dict[str, Any]]:

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from shardset.errors import FormatError, IndexFileError, NotFoundError, StorageError
 from shardset.files import cache_root
+from shardset.formats.patterns import named_format
+from shardset.index.records import open_records
 from shardset.index.sidecar import parse_sidecar
+from shardset.index.table import RecordForm
 from shardset.policy import Policy, Report
 from shardset.storage.cache import CachedStore
 from shardset.storage.cache_upkeep import clear, default_folder
-from shardset.storage.store import ObjectInfo, is_remote
+from shardset.storage.store import ObjectInfo, is_remote, url_name
 from shardset.storage.threads import map_in_threads
 
 from .catalogs import IndexOptions, catalog_in_cache, load_index
@@ -140,7 +143,7 @@ class Shards:
         return self._known_catalog().num_shards if self._found is None else len(self._found.shards)
 
     def reader(self, shard_index: int) -> Reader:
-        """Return the reader of a shard.
+        """Return the reader of a shard; of a compressed TFRecord shard, of its bytes before compression.
 
         Raises:
             ChangedError: The shard is no longer the one that was indexed.
@@ -151,10 +154,25 @@ class Shards:
             known = self._source(shard_index).info
             store = self._cache or self._store
             reader = check_reader(store.open(known.url, known), known.size, known.identity)
+            if named_format(url_name(known.url)) != "tar":
+                form = self._record_form(shard_index)
+                reader = reader if form is None else open_records(reader, form)
             if len(self._readers) >= _READERS_KEPT:
                 self._readers.clear()
             self._readers[shard_index] = reader
         return reader
+
+    def _record_form(self, shard_index: int) -> RecordForm | None:
+        """Return how the records of a shard are kept; None if it is a tar."""
+        catalog = self._catalog
+        if catalog is None or shard_index in self._files:
+            return self.files(shard_index).index.records
+        entry = catalog.shard(shard_index)
+        if entry.compression is None or entry.content_size is None:
+            return None
+        number = bisect_right(catalog.shard_starts, shard_index) - 1
+        points = catalog.group(number).access_points(shard_index - catalog.shard_starts[number])
+        return RecordForm(entry.compression, entry.content_size, points)
 
     def shard_url(self, shard_index: int) -> str:
         """Return the url of a shard.
@@ -284,9 +302,9 @@ class Shards:
         """Return how many files a shard has that are no sidecars."""
         return len(self.files(shard_index).numbering.samples)
 
-    def get_shard_info(self, shard_index: int) -> dict[str, Any]:
+    def get_shard_info(self, index: int) -> dict[str, Any]:
         """Return ``name, tar_path, json_path, num_files, num_samples, size`` of a shard."""
-        files, source = self.files(shard_index), self._source(shard_index)
+        files, source = self.files(index), self._source(index)
         return {
             "name": source.name,
             "tar_path": source.url,
@@ -323,19 +341,19 @@ class Shards:
         folder = str(self._known_catalog().folder).encode("utf-8", "surrogateescape")
         return cache_root() / "catalogs" / hashlib.sha256(folder).hexdigest()[:24]
 
-    def find_file_location(self, global_file_index: int) -> tuple[int, int]:
+    def find_file_location(self, file_index: int) -> tuple[int, int]:
         """Return (shard, file in the shard) of a file that is counted through all shards.
 
         Raises:
             IndexError: There is no such file.
         """
         starts = self._file_starts
-        while starts[-1] <= global_file_index and len(starts) <= self.num_shards:
+        while starts[-1] <= file_index and len(starts) <= self.num_shards:
             self.file_start(len(starts))
-        if not 0 <= global_file_index < starts[-1]:
-            raise IndexError(f"file index {global_file_index} out of range: {self.name} has {starts[-1]} files")
-        shard_index = bisect_right(starts, global_file_index) - 1
-        return shard_index, global_file_index - starts[shard_index]
+        if not 0 <= file_index < starts[-1]:
+            raise IndexError(f"file index {file_index} out of range: {self.name} has {starts[-1]} files")
+        shard_index = bisect_right(starts, file_index) - 1
+        return shard_index, file_index - starts[shard_index]
 
     def file_start(self, shard_index: int) -> int:
         """Return how many files all shards before one have together. The index may be one above that of the last shard.

@@ -100,6 +100,16 @@ def captions_from_json(value: Any) -> Captions:
     return None
 
 
+def captions_from_documents(values: Iterable[Any]) -> list[Captions]:
+    """Return what `captions_from_json` does for each of many values."""
+    return [
+        caption or None
+        if type(value) is dict and type(caption := value.get("caption")) is str and _OTHER_KEYS.isdisjoint(value)
+        else captions_from_json(value)
+        for value in values
+    ]
+
+
 def first_caption(captions: Captions) -> CaptionValue | None:
     """Return the caption itself, or the first of a list; None if there is none."""
     if isinstance(captions, list):

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from itertools import product
+from itertools import islice, product
 from math import prod
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 _MOST_NAMES: Final = 10_000_000
 _DEEPEST: Final = 64
@@ -21,7 +21,15 @@ _ALPHABET: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _PADDED: Final = re.compile(r"-?0[0-9]")
 _GLOB: Final = re.compile(r"[*?]|\[!?[^/][^/\]]*\]", re.DOTALL)
 _NUMBERED: Final = re.compile(r"(.*)-([0-9]{1,18})-of-([0-9]{1,18})(?![0-9])(.*)", re.DOTALL)
+_RECORDS: Final = re.compile(
+    r"(?:\.(?:tfrecords?|tf_records?|tfrec|tfr|records?)|_tfrecords?)(?:\.(?:gz|gzip|zlib))?\Z", re.IGNORECASE
+)
+_SQUEEZED: Final = re.compile(r"(?:\.(?:gz|gzip|zlib))?", re.IGNORECASE)
+_SQUEEZED_END: Final = re.compile(r"\.(?:gz|gzip|zlib)\Z", re.IGNORECASE)
 _COUNTED: Final = re.compile(r"(.*[^/])@([0-9]{1,18}|\*)(\.[^/@]*)?", re.DOTALL)
+
+
+ShardFormat = Literal["tar", "tfrecord"]
 
 
 class NumberedName(NamedTuple):
@@ -153,6 +161,88 @@ def parse_numbered(name: str) -> NumberedName | None:
     if match is None:
         return None
     return NumberedName(folder + slash + match[1], int(match[2]), int(match[3]), match[4])
+
+
+def named_format(name: str) -> ShardFormat | None:
+    """Return what a file seems to be by its name: a tar shard, a TFRecord shard, or None for neither.
+
+    TFRecord shards are those whose suffix says so (``.tfrecord``, ``.tfrecords``, ``.tfrec``, ``.tfr``, ``.record``,
+    ``_tfrecord``, and these with ``.gz`` or ``.zlib`` behind), before the number of the shard or after it; and
+    numbered names without any other suffix, as TensorFlow writes them (``train-00000-of-00064``,
+    ``data_tfrecord-00000-of-00001.gz``).
+    """
+    last = name.rpartition("/")[2]
+    numbered = _numbered_file(last)
+    if last.lower().endswith(".tar"):
+        return "tar"
+    prefix, suffix = (last, "") if numbered is None else (numbered.prefix, numbered.suffix)
+    if _RECORDS.search(prefix if _SQUEEZED.fullmatch(suffix) else suffix):
+        return "tfrecord"
+    if numbered is None or not _SQUEEZED.fullmatch(suffix):
+        return None
+    if prefix.lower().endswith(".tar"):
+        return "tar"
+    return None if "." in prefix else "tfrecord"
+
+
+def _numbered_file(last: str) -> NumberedName | None:
+    """Take a numbered file name apart if it is written as TensorFlow does, with five digits at least."""
+    numbered = parse_numbered(last)
+    is_padded = numbered is not None and re.search(r"-[0-9]{5,}-of-[0-9]{5,}", last) is not None
+    return numbered if is_padded else None
+
+
+def find_sets(names: list[str]) -> list[ShardSet]:
+    """Find the sets that numbered names (``train-00003-of-00064``) are of, in the order of their first names.
+
+    Names of one prefix and suffix and of one total are one set, whether compressed (``.gz``, ``.zlib``) or not, since
+    some writers mix them; names without numbers are of none.
+    """
+    sets: dict[tuple[str, str, int], tuple[str, set[int]]] = {}
+    for name in names:
+        numbered = parse_numbered(name)
+        if numbered is not None:
+            plain = _SQUEEZED_END.sub("", numbered.suffix)
+            numbers = sets.setdefault((numbered.prefix, plain, numbered.total), (numbered.suffix, set()))[1]
+            numbers.add(numbered.number)
+    return [
+        ShardSet(prefix, suffix, total, frozenset(numbers)) for (prefix, _, total), (suffix, numbers) in sets.items()
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSet:
+    """Numbered shards that belong together.
+
+    Attributes:
+        prefix: What their names begin with.
+        suffix: What follows the numbers, in the first of them.
+        total: How many there should be.
+        numbers: Those that are there.
+    """
+
+    prefix: str
+    suffix: str
+    total: int
+    numbers: frozenset[int]
+
+    def missing(self, most: int = 8) -> list[str]:
+        """Return the names of the first few that are not there."""
+        width = max(5, len(str(self.total)))
+        found = (number for number in range(self.total) if number not in self.numbers)
+        return [
+            f"{self.prefix}-{number:0{width}d}-of-{self.total:0{width}d}{self.suffix}" for number in islice(found, most)
+        ]
+
+    @property
+    def num_missing(self) -> int:
+        """How many are not there."""
+        return self.total - sum(number < self.total for number in self.numbers)
+
+
+def has_count(text: str) -> bool:
+    """Tell whether a text is of the form ``train@64`` or ``train@*``, which `expand_count` takes apart."""
+    return _COUNTED.fullmatch(text) is not None
 
 
 def expand_count(text: str) -> list[str]:

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from shardset.formats.captions import InvalidJson, captions_from_json, captions_from_text, parse_json_sidecars
+from shardset.formats.captions import (
+    InvalidJson,
+    captions_from_documents,
+    captions_from_json,
+    captions_from_text,
+    parse_json_sidecars,
+)
 from shardset.formats.geometry_lanes import parse_geometries
 from shardset.formats.geometry_reach import geometry_reach
 from shardset.formats.tar import TarTable, scan_tar
@@ -15,6 +21,7 @@ from shardset.formats.tar_header import BLOCK, ZERO_BLOCK, has_valid_checksum, p
 from shardset.policy import Place, Policy, Report, settle
 from shardset.storage.remote import RemoteReader
 
+from .records import build_record_index, fits_records, shard_format
 from .remote_scan import scan_remote
 from .table import GeometryColumns, ShardIndex, index_from_table, number_by_path
 
@@ -34,6 +41,8 @@ MAX_SIDECAR: Final = 10_000_000
 """Caption and metadata members above this many bytes are not read into an index (webshart's limit)."""
 _DEEPEST: Final = 500
 """Values nested deeper are not kept: not every writer of JSON could write them into an index, nor every reader read."""
+_CANNOT_BE_DEEP: Final = 2 * _DEEPEST
+"""JSON text of no more bytes is not nested deeper, since each level takes two."""
 _FIRST_HEAD: Final = 1 << 10
 _LONGEST_HEAD: Final = 256 << 10
 """Pictures whose size or orientation stands farther on are left without it, where reading costs something."""
@@ -67,7 +76,7 @@ def build_index(
     policy: Policy | None = None,
     report: Report | None = None,
 ) -> ShardIndex:
-    """Build the index of a tar shard from its headers.
+    """Build the index of a shard from its headers: of a tar, or of a TFRecord file, by its name or else its content.
 
     Args:
         reader: The shard.
@@ -83,8 +92,11 @@ def build_index(
     """
     policy = policy or Policy()
     report = Report() if report is None else report
-    table = scan_reader(reader)
-    index = index_from_table(table, reader.size)
+    if shard_format(reader) == "tfrecord":
+        index = build_record_index(reader, policy, report)
+        settle_faults(index.faults, reader.url, policy, report)
+        return index
+    index = index_from_table(scan_reader(reader), reader.size)
     settle_faults(index.faults, reader.url, policy, report)
     if isinstance(reader, RemoteReader):  # for few bytes among many, which are not to be read along
         reader = replace(reader, limits=replace(reader.limits, gap=min(_GAP, reader.limits.gap)))
@@ -105,6 +117,8 @@ def fits_headers(index: ShardIndex, reader: Reader) -> bool:
     Raises:
         StorageError: Reading failed.
     """
+    if index.records is not None:
+        return fits_records(index, reader)
     rows = np.flatnonzero(index.offset >= BLOCK)
     if not len(rows):
         return False  # nothing to look at, and as little to read
@@ -155,14 +169,18 @@ def _with_captions(index: ShardIndex, reader: Reader, report: Report, *, documen
     # Several payloads may share a sidecar, so its captions are worked out once, and they share its value.
     said: dict[int, Captions] = {}
     kept: dict[int, dict[str, Any]] = {}
-    for row, document in iter_documents(index, reader, numbering.json_rows, report):
-        said[row] = captions_from_json(document)
-        if documents and document is not None:
-            kept[row] = {"json_metadata": document}
+    for json_some, values in _document_batches(index, reader, numbering.json_rows, report):
+        said.update(zip(json_some, captions_from_documents(values), strict=True))
+        if documents:
+            kept.update(
+                (row, {"json_metadata": value})
+                for row, value in zip(json_some, values, strict=True)
+                if value is not None
+            )
     rows, json_rows = numbering.samples.tolist(), numbering.json_rows.tolist()
-    extra: dict[int, dict[str, Any]] = {
-        row: value for row, value in zip(rows, map(kept.get, json_rows), strict=True) if value is not None
-    }
+    extra: dict[int, dict[str, Any]] = {}
+    if kept:
+        extra = {row: value for row, value in zip(rows, map(kept.get, json_rows), strict=True) if value is not None}
     captions: dict[int, Captions] = {
         row: value for row, value in zip(rows, map(said.get, json_rows), strict=True) if value is not None
     }
@@ -230,16 +248,31 @@ def iter_documents(
     Raises:
         StorageError: Reading failed.
     """
+    for rows, values in _document_batches(index, reader, json_rows, report):
+        yield from zip(rows, values, strict=True)
+
+
+def _document_batches(
+    index: ShardIndex, reader: Reader, json_rows: NDArray[np.int64], report: Report
+) -> Iterator[tuple[list[int], list[Any]]]:
+    """Yield what `iter_documents` does in batches: rows, and the value of each."""
     rows = _small_rows(index, json_rows, reader, report)
     for some in _iter_batches(rows, index.length[rows]):
         payloads = reader.read_many(index.offset[some], index.length[some])
-        for row, payload, value in zip(some.tolist(), payloads, parse_json_sidecars(payloads), strict=True):
+        numbers, values = some.tolist(), parse_json_sidecars(payloads)
+        if InvalidJson not in {*map(type, values)} and int(index.length[some].max()) <= _CANNOT_BE_DEEP:
+            yield numbers, values  # the common case, kept fast
+            continue
+        good: tuple[list[int], list[Any]] = ([], [])
+        for row, payload, value in zip(numbers, payloads, values, strict=True):
             error = value.error if isinstance(value, InvalidJson) else _too_deep(payload, value)
             if error is None:
-                yield row, value
+                good[0].append(row)
+                good[1].append(value)
             else:
                 place = Place(reader.url, int(index.offset[row]), index.names.text(row), error)
                 report.add("bad_json_sidecar", place)
+        yield good
 
 
 def read_texts(index: ShardIndex, reader: Reader, text_rows: NDArray[np.int64], report: Report) -> dict[int, Captions]:
@@ -277,7 +310,7 @@ def _iter_batches(
 
 def _too_deep(payload: memoryview, value: Any) -> str | None:
     """Say that JSON is nested too deep to be kept, if it is."""
-    if len(payload) <= 2 * _DEEPEST or isinstance(value, str):
+    if len(payload) <= _CANNOT_BE_DEEP or isinstance(value, str):
         return None
     raw = bytes(payload)
     level = [value] if raw.count(b"{") + raw.count(b"[") > _DEEPEST else []

@@ -19,8 +19,16 @@ import pyarrow.compute as pc
 
 from shardset.formats.faults import Fault
 
-from .catalog_files import OTHERS_SCHEMA, SAMPLES_SCHEMA, SHARDS_SCHEMA, check_values, map_batch, read_manifest
-from .records import Details
+from .catalog_files import (
+    OTHERS_SCHEMA,
+    RECORD_LAYOUT,
+    SAMPLES_SCHEMA,
+    SHARDS_SCHEMA,
+    check_values,
+    map_batch,
+    read_manifest,
+)
+from .rows import Details
 from .table import RESERVED_SUFFIXES
 
 if TYPE_CHECKING:
@@ -37,7 +45,8 @@ class ShardEntry(NamedTuple):
     """One shard as a catalog knows it. `url` is whole; `first_sample` counts from the dataset's first sample.
 
     `sidecar` is the identity of the shard's sidecar index when it was read into the catalog: ``""`` if there was none,
-    None if nobody looked.
+    None if nobody looked. `compression` (``""`` or ``"gzip"``) and `content_size` (bytes before compression) are those
+    of a TFRecord shard; None for a tar.
     """
 
     url: str
@@ -49,6 +58,13 @@ class ShardEntry(NamedTuple):
     num_samples: int
     num_files: int
     sidecar: str | None = None
+    compression: str | None = None
+    content_size: int | None = None
+
+    @property
+    def has_records(self) -> bool:
+        """Whether it is a TFRecord shard."""
+        return self.compression is not None
 
 
 class Layout(NamedTuple):
@@ -58,11 +74,13 @@ class Layout(NamedTuple):
         spelled: Suffixes in archive order, as the member names spell them.
         fields: The same in lower case.
         positions: For each field its place among the sample's members; -1 if it occurs twice or is reserved.
+        is_record: The samples are records of a TFRecord shard: of one payload, which their fields are read from.
     """
 
     spelled: tuple[str, ...]
     fields: tuple[str, ...]
     positions: dict[str, int]
+    is_record: bool = False
 
 
 class Group:
@@ -88,6 +106,8 @@ class Group:
         check_values(codes.dictionary, folder / files.samples)
         self.layouts = [_layout(value) for value in codes.dictionary.cast(pa.binary()).to_pylist()]
         self.positions = [layout.positions for layout in self.layouts]
+        # That of records, of which there is one at most; -1 if there is none.
+        self.record_layout = next((code for code, layout in enumerate(self.layouts) if layout.is_record), -1)
         self._key_offsets: NDArray[np.int32] = _offsets(keys)
         data = keys.buffers()[2]
         self._key_data = memoryview(data) if data is not None else memoryview(b"")
@@ -143,6 +163,11 @@ class Group:
         """Return the samples of a shard of this group, as a half-open range of the group's samples."""
         start = int(_values(self.shards.column("first_sample"), np.int64)[shard])
         return start, start + int(_values(self.shards.column("num_samples"), np.int64)[shard])
+
+    def access_points(self, shard: int) -> bytes:
+        """Return the access points of a compressed shard of this group."""
+        points: bytes = self.shards.column("access_points")[shard].as_py()
+        return points
 
     def sparse_pieces(self, member: int) -> list[tuple[int, int, int]]:
         """Return (offset in the file, offset in the shard, length) of each piece of a member that is a sparse file."""
@@ -297,9 +322,11 @@ class Catalog:
         root = None if base is None else (self.folder / base).resolve()
         first = self.sample_starts[number]
         columns: list[Sequence[Any]] = [_texts(table.column(name)) for name in ("url", "name")]
-        columns += [table.column(name).to_pylist() for name in ShardEntry._fields[2:-1]]
-        has_sidecars = "sidecar" in table.schema.names
-        columns.append(table.column("sidecar").to_pylist() if has_sidecars else [None] * table.num_rows)
+        there = set(table.schema.names)  # catalogs of earlier releases lack some
+        columns += [
+            table.column(name).to_pylist() if name in there else [None] * table.num_rows
+            for name in ShardEntry._fields[2:]
+        ]
         entries = []
         for url, name, size, identity, digest, first_sample, *further in zip(*columns, strict=True):
             whole = url if root is None else str(root / url)
@@ -335,6 +362,8 @@ def _offsets(array: pa.Array) -> NDArray[np.int32]:
 
 
 def _layout(joined: bytes) -> Layout:
+    if joined == RECORD_LAYOUT:
+        return Layout(("record",), ("record",), {}, is_record=True)
     spelled = tuple(joined.decode("utf-8", "surrogateescape").split("/"))
     lowered = tuple(suffix.lower() for suffix in spelled)
     positions: dict[str, int] = {}

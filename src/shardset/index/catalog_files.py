@@ -52,9 +52,14 @@ SHARDS_SCHEMA: Final = pa.schema(
         ("faults", pa.list_(_FAULT)),
         ("sparse", pa.string()),
         ("sidecar", pa.string()),
+        ("compression", pa.string()),
+        ("content_size", pa.int64()),
+        ("access_points", pa.binary()),
     ]
 )
-_LATER: Final = frozenset({"sidecar"})
+RECORD_LAYOUT: Final = b"\0record"
+"""What stands in the column ``fields`` of a sample that is a record: its features are known to the record alone."""
+_LATER: Final = frozenset({"sidecar", "compression", "content_size", "access_points"})
 """Columns that catalogs of earlier releases lack."""
 OTHERS_SCHEMA: Final = pa.schema(
     [("shard", pa.int32()), ("name", pa.string()), ("offset", pa.int64()), ("length", pa.int64())]

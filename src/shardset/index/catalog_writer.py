@@ -13,6 +13,7 @@ import time
 from bisect import bisect_right
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -30,6 +31,7 @@ from .catalog_files import (
     CATALOG_VERSION,
     MANIFEST_NAME,
     OTHERS_SCHEMA,
+    RECORD_LAYOUT,
     SAMPLES_SCHEMA,
     SHARDS_SCHEMA,
     GroupFiles,
@@ -66,6 +68,7 @@ class ShardRow:
     """What a catalog knows of one shard. `samples` and `others` are its tables, as Arrow batches.
 
     `identity` is what its store said of its version; `digest` is that of its headers; `sidecar` is as in `ShardEntry`.
+    The last three are set for a TFRecord shard, as `RecordForm` has them.
     """
 
     url: str
@@ -83,13 +86,19 @@ class ShardRow:
     samples: pa.RecordBatch
     others: pa.RecordBatch | None
     sidecar: str | None = None
+    compression: str | None = None
+    content_size: int | None = None
+    access_points: bytes | None = None
 
 
 def shard_row(index: ShardIndex, *, url: str, name: str, identity: str, sidecar: str | None = None) -> ShardRow:
     """Turn the index of a shard into its part of a catalog."""
-    keys = index.keys()
+    keys, form = index.keys(), index.records
     is_sorted = is_ascending(keys)
-    listed = keys.to_list() if not is_sorted else [keys[0], keys[len(keys) - 1]]
+    if form is not None:
+        listed = _number_ends(len(keys))
+    else:
+        listed = keys.to_list() if not is_sorted else [keys[0], keys[len(keys) - 1]]
     sparse = {row: [list(piece) for piece in pieces] for row, pieces in index.sparse.items()}
     return ShardRow(
         url=url,
@@ -110,7 +119,18 @@ def shard_row(index: ShardIndex, *, url: str, name: str, identity: str, sidecar:
         samples=_samples_batch(index, keys),
         others=_others_batch(index),
         sidecar=sidecar,
+        compression=None if form is None else form.compression,
+        content_size=None if form is None else form.size,
+        access_points=None if form is None else form.points,
     )
+
+
+def _number_ends(count: int) -> list[bytes]:
+    """Return among the numbers below `count`, as text, those that may be the first or the last in byte order."""
+    tens = [10**digits for digits in range(1, len(str(count)))]
+    return [
+        b"%d" % number for number in sorted({0, *(ten - 1 for ten in tens), *tens, count - 1}) if 0 <= number < count
+    ]
 
 
 def _samples_batch(index: ShardIndex, keys: Names) -> pa.RecordBatch:
@@ -172,6 +192,8 @@ def _layouts(index: ShardIndex) -> tuple[NDArray[np.int64], list[bytes]]:
     The suffixes keep their upper-case letters, so that key, dot and suffix are the member's name again.
     """
     first = index.sample_rows[:-1]
+    if index.records is not None:
+        return np.zeros(len(first), np.int64), [RECORD_LAYOUT]
     counts = np.diff(index.sample_rows)
     ids, spellings = _spelled_suffixes(index)
     widest = int(counts.max()) if len(counts) else 0
@@ -230,11 +252,10 @@ def _caption_column(index: ShardIndex) -> pa.Array:
     if not index.captions:
         return pa.nulls(index.num_samples, pa.string())
     rows = np.zeros(index.num_files, np.bool_)
-    rows[list(index.captions)] = True
+    rows[np.fromiter(index.captions, np.int64, len(index.captions))] = True
     first, is_known = _first_with(rows, index.sample_rows)
-    captions = index.captions
-    listed = [captions[row] if known else None for row, known in zip(first.tolist(), is_known.tolist(), strict=True)]
-    if any(type(value) is not str or len(value) > _LONGEST_CAPTION for value in listed):
+    listed = list(map(index.captions.get, np.where(is_known, first, -1).tolist()))
+    if {*map(type, listed)} - {str, NoneType} or max(map(len, filter(None, listed)), default=0) > _LONGEST_CAPTION:
         texts: Sequence[Any] = [caption_text(value) for value in listed]
     else:
         texts = listed
@@ -285,6 +306,9 @@ def row_from_catalog(catalog: Catalog, shard_index: int) -> ShardRow:
         samples=samples,
         others=others if others.num_rows else None,
         sidecar=entry.sidecar,
+        compression=entry.compression,
+        content_size=entry.content_size,
+        access_points=record.get("access_points"),
     )
 
 

@@ -1,141 +1,271 @@
-"""What a catalog knows of samples beyond where their bytes lie, read from the mapped columns without a copy."""
+"""The index of a TFRecord shard: from its framing, and whether it still fits the shard.
+
+A record is a sample. Its key is its number in the shard, its fields are the features that its payload holds, which are
+read when they are asked for. TFRecord has no gaps between records, so that their lengths say where all of them are.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 
+from shardset.errors import FormatError
+from shardset.formats.compression import detect, inflate
+from shardset.formats.faults import Fault
+from shardset.formats.naming import Names
+from shardset.formats.patterns import named_format
+from shardset.formats.tfrecord import FOOTER_SIZE, FRAME_SIZE, HEADER_SIZE, RecordTable, header_crcs, scan_records
+from shardset.formats.tfrecord_salvage import Mended, Records, salvage
+from shardset.storage.gzipped import GzipSource, read_forward
+from shardset.storage.remote import RemoteReader
+from shardset.storage.store import url_name
+
+from .table import RecordForm, ShardIndex
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
+    from typing_extensions import Buffer
 
-    from .catalog import Group
+    from shardset.formats.patterns import ShardFormat
+    from shardset.policy import Policy, Report
+    from shardset.storage.store import Reader
 
     Int64s = NDArray[np.int64]
 
-Geometry = tuple[int, int, int]
+_HEAD: Final = 4 << 10
+_PIECE: Final = 1 << 20
+_PROBES: Final = 8
 
 
-class SampleRecord(NamedTuple):
-    """Everything that a catalog knows of one sample.
+def shard_format(reader: Reader) -> ShardFormat:
+    """Tell of what format a shard is: by its name, or else by how it begins."""
+    named = named_format(url_name(reader.url))
+    if named is not None:
+        return named
+    head = reader.read(0, min(reader.size, _HEAD))
+    detected = detect(head)
+    if detected.kind in {"gzip", "zlib"}:
+        try:
+            inside = next(iter(inflate([head], detected.kind, shard=reader.url)), b"")
+        except FormatError:
+            return "tar"
+        return "tfrecord" if detect(bytes(inside[:HEADER_SIZE])).kind == "" else "tar"
+    return "tfrecord" if head and detected.kind == "" else "tar"
 
-    Attributes:
-        key: The path of its members up to the first dot of the last component.
-        shard_index: Number of its shard.
-        fields: In archive order; one that occurs twice is listed twice.
-        offsets: Byte offset of each field's payload in the shard; -1 for a sparse file.
-        lengths: Bytes of each field's payload.
-        geometry: Width and height in pixels as stored, and EXIF orientation (1 to 8); None where not known.
-        caption: The caption; None where there is none.
+
+def build_record_index(reader: Reader, policy: Policy, report: Report) -> ShardIndex:
+    """Index a TFRecord shard: plain, or compressed with gzip. Faults are part of the result.
+
+    Args:
+        reader: The shard.
+        policy: If it does not raise at damage, the records behind the damage are looked for, in a plain shard.
+        report: Counts what was passed over.
+
+    Raises:
+        MissingExtraError: It is compressed, and the extra ``gzip`` is not installed.
+        StorageError: Reading failed.
     """
-
-    key: str
-    shard_index: int
-    fields: tuple[str, ...]
-    offsets: tuple[int, ...]
-    lengths: tuple[int, ...]
-    geometry: Geometry | None
-    caption: str | None
-
-
-class Details:
-    """Pixel sizes and captions of a group's samples, by row. Columns start with their buffers, as files have them."""
-
-    def __init__(self, samples: pa.RecordBatch) -> None:
-        width, height, orientation, caption = map(samples.column, ("width", "height", "orientation", "caption"))
-        self._size_bits, self._caption_bits = _view(width.buffers()[0]), _view(caption.buffers()[0])
-        sides = [_view(column.buffers()[1]).cast("i") for column in (width, height)]
-        self._geometry = [*sides, _view(orientation.buffers()[1])]
-        self._text_ends, self._texts = _view(caption.buffers()[1]).cast("i"), _view(caption.buffers()[2])
-
-    def geometry(self, row: int) -> Geometry | None:
-        """Return width, height and orientation of a sample, if they are known."""
-        bits = self._size_bits
-        if bits and not bits[row >> 3] >> (row & 7) & 1:
-            return None
-        width, height, orientation = self._geometry
-        return width[row], height[row], orientation[row]
-
-    def geometries(self, rows: Int64s) -> list[Geometry | None]:
-        """Return what `geometry` does for many samples."""
-        is_known = _are_set(self._size_bits, rows)
-        if not any(is_known):
-            return [None] * len(rows)
-        columns = zip(*(np.asarray(column)[rows].tolist() for column in self._geometry), strict=True)
-        return [geometry if known else None for geometry, known in zip(columns, is_known, strict=True)]
-
-    def caption(self, row: int) -> str | None:
-        """Return the caption of a sample, if there is one."""
-        bits = self._caption_bits
-        if bits and not bits[row >> 3] >> (row & 7) & 1:
-            return None
-        ends = self._text_ends
-        return str(self._texts[ends[row] : ends[row + 1]], "utf-8", "replace")
-
-    def captions(self, rows: Int64s) -> list[str | None]:
-        """Return what `caption` does for many samples."""
-        is_known = _are_set(self._caption_bits, rows)
-        if not any(is_known):
-            return [None] * len(rows)
-        ends, texts = np.asarray(self._text_ends), self._texts
-        spans = zip(ends[rows].tolist(), ends[rows + 1].tolist(), is_known, strict=True)
-        return [str(texts[start:end], "utf-8", "replace") if known else None for start, end, known in spans]
+    detected = detect(reader.read(0, min(reader.size, _HEAD)))
+    if detected.kind == "gzip":
+        return _build_gzipped(reader, report)
+    if detected.kind == "zlib":
+        what = "the shard is compressed (zlib)"
+        return index_from_records(_failed(Fault("compressed", 0, message=what)), reader.size, RecordForm("", 0))
+    if detected.kind is None and reader.size:
+        what = f"this is no TFRecord file: it seems to be {detected.what}"
+        return index_from_records(_failed(Fault("not_tfrecord", 0, message=what)), reader.size, RecordForm("", 0))
+    table = scan_plain(reader)
+    if table.faults and policy.action(table.faults[0].code) != "raise":
+        table = _look_behind(reader, table)
+    return index_from_records(table, reader.size, RecordForm("", reader.size))
 
 
-def read_record(group: Group, row: int, first_shard: int) -> SampleRecord:
-    """Return what is known of a sample of a group whose first shard has the number `first_shard`."""
-    first, last = group.first_at[row], group.first_at[row + 1]
-    details = group.details
-    return SampleRecord(
-        group.key(row),
-        first_shard + group.shard_at[row],
-        group.layouts[group.layout_at[row]].fields,
-        tuple(group.offset_at[first:last]),
-        tuple(group.length_at[first:last]),
-        details.geometry(row),
-        details.caption(row),
+def _look_behind(reader: Reader, table: RecordTable) -> RecordTable:
+    """Find the records behind the damage that ended a scan. Their payloads are not read; that is done when they are."""
+    start, whole = table.end, reader.map()
+
+    def read(offset: int, length: int) -> Buffer:
+        return reader.read(start + offset, length) if whole is None else whole[start + offset : start + offset + length]
+
+    offsets, lengths = [table.offset], [table.length]
+    for event in salvage(read, reader.size - start, is_mapped=whole is not None, verify=False):
+        if isinstance(event, Records):
+            offsets.append(event.offsets + start)
+            lengths.append(event.lengths)
+        elif isinstance(event, Mended):
+            offsets.append(np.array([event.offset + start], np.int64))
+            lengths.append(np.array([event.length], np.int64))
+    found = sum(map(len, offsets)) - len(table.offset)
+    faults = table.faults
+    if found:
+        faults = (*faults, Fault("records_behind_damage", start, message=f"{found} records were found behind it"))
+    return replace(table, offset=np.concatenate(offsets), length=np.concatenate(lengths), faults=faults)
+
+
+def _failed(fault: Fault) -> RecordTable:
+    none = np.zeros(0, np.int64)
+    return RecordTable(none, none, 0, (fault,))
+
+
+def scan_plain(reader: Reader, start: int = 0) -> RecordTable:
+    """Find the records of a plain TFRecord shard from byte `start` on, where one must begin."""
+    whole = reader.map()
+    if whole is None:
+        return scan_records(reader.read, reader.size, start=start)
+    return scan_records(
+        lambda offset, length: whole[offset : offset + length], reader.size, is_mapped=True, start=start
     )
 
 
-def read_records(group: Group, rows: Int64s, first_shard: int) -> list[SampleRecord]:
-    """Return what `read_record` does for many samples, in the order of `rows`."""
-    first = group.first[rows]
-    counts = group.first[rows + 1] - first
-    if not len(rows) or counts.min() != counts.max():
-        return [read_record(group, row, first_shard) for row in rows.tolist()]
-    members = first[:, None] + np.arange(counts[0], dtype=first.dtype)
-    columns: tuple[Iterable[Any], ...] = (
-        group.keys_of(rows),
-        (first_shard + group.shard[rows]).tolist(),
-        [group.layouts[layout].fields for layout in group.layout[rows].tolist()],
-        map(tuple, group.offset[members].tolist()),
-        map(tuple, group.length[members].tolist()),
-        group.details.geometries(rows),
-        group.details.captions(rows),
+def _build_gzipped(reader: Reader, report: Report) -> ShardIndex:
+    # Once through, with all checksums, because whoever makes the points does not notice where a file was cut.
+    size, damage = 0, None
+    try:
+        for piece in inflate(_pieces(reader), "gzip", shard=reader.url, report=report):
+            size += len(memoryview(piece))
+    except FormatError as error:
+        damage = Fault(error.code, error.offset or 0, message=error.message)
+    if damage is not None:  # that the last record is cut is no fault of its own
+        table = replace(scan_records(read_forward(reader, size).read, size), faults=(damage,))
+        return index_from_records(table, reader.size, RecordForm("gzip", size))
+    source = GzipSource(reader, size)
+    table = scan_records(source.reader.read, size)
+    return index_from_records(table, reader.size, RecordForm("gzip", size, source.points()))
+
+
+def _pieces(reader: Reader) -> Iterator[Buffer]:
+    if isinstance(reader, RemoteReader):
+        yield from reader.iter_pieces()
+        return
+    for offset in range(0, reader.size, _PIECE):
+        yield reader.view(offset, min(_PIECE, reader.size - offset))
+
+
+def open_records(reader: Reader, form: RecordForm) -> Reader:
+    """Return a reader of a shard's records, before compression.
+
+    Raises:
+        MissingExtraError: The shard is compressed, and the extra ``gzip`` is not installed.
+        IndexFileError: The access points are malformed.
+    """
+    if not form.compression or not form.size:
+        return reader
+    if not form.points:  # it is damaged
+        return read_forward(reader, form.size)
+    return GzipSource(reader, form.size, form.points).reader
+
+
+def index_from_records(table: RecordTable, size: int, form: RecordForm) -> ShardIndex:
+    """Turn records into the index of a shard of `size` bytes."""
+    count = len(table.offset)
+    names = record_names(count)
+    return ShardIndex(
+        size,
+        names,
+        table.offset,
+        table.length,
+        names.lengths,
+        np.zeros(count, np.int32),
+        ("",),
+        np.arange(count + 1),
+        faults=table.faults,
+        records=form,
     )
-    return list(map(SampleRecord._make, zip(*columns, strict=True)))
 
 
-def _view(buffer: pa.Buffer | None) -> memoryview:
-    return memoryview(b"" if buffer is None else buffer).cast("B")
+def record_names(count: int) -> Names:
+    """Return the numbers from 0 below `count`, in decimal digits."""
+    column = pa.array(np.arange(count)).cast(pa.string())
+    _, offsets, data = column.buffers()
+    ends = np.frombuffer(offsets, np.int32, count + 1) if count else np.zeros(1, np.int32)
+    return Names(np.frombuffer(data or b"", np.uint8)[: ends[-1]], ends.astype(np.int64))
 
 
-def _are_set(bits: memoryview, rows: Int64s) -> list[int]:
-    """Tell which values of a column are set; without bits, all are."""
-    if not bits:
-        return [1] * len(rows)
-    flags: list[int] = (np.asarray(bits)[rows >> 3] >> (rows & 7) & 1).tolist()
-    return flags
+def fits_records(index: ShardIndex, reader: Reader) -> bool:
+    """Look at a few headers of a TFRecord shard, whether they are where an index says.
+
+    Of a plain shard: of records spread over it, and of the last, behind which it must end, unless there are faults. A
+    compressed one must be of the size that the index says, which the caller has compared.
+
+    Raises:
+        StorageError: Reading failed.
+    """
+    form = index.records
+    assert form is not None  # noqa: S101 - the caller has looked
+    if form.compression:
+        return detect(reader.read(0, min(reader.size, _HEAD))).kind == form.compression
+    if not index.num_files:
+        return reader.size == 0 or bool(index.faults)
+    rows = np.arange(index.num_files)
+    if len(rows) > _PROBES:
+        rows = np.linspace(0, len(rows) - 1, _PROBES).astype(np.int64)
+    end = int(index.offset[-1] + index.length[-1]) + FOOTER_SIZE
+    if end > reader.size or (end < reader.size and not index.faults):
+        return False
+    return has_headers(reader, index.offset[rows], index.length[rows])
 
 
-def join_tables(groups: list[Group]) -> dict[str, pa.Table]:
-    """Return the tables of some groups by name: ``samples``, ``shards`` and ``others``, a chunk for each group."""
-    return {
-        name: pa.concat_tables(
-            [pa.Table.from_batches([getattr(group, name)]) for group in groups], promote_options="permissive"
-        )
-        for name in ("samples", "shards", "others")
-    }
+def has_headers(reader: Reader, offsets: Int64s, lengths: Int64s) -> bool:
+    """Tell whether the headers of some records stand before their payloads.
+
+    Raises:
+        StorageError: Reading failed.
+    """
+    headers = b"".join(reader.read_many(offsets - HEADER_SIZE, np.full(len(offsets), HEADER_SIZE)))
+    table = np.frombuffer(headers, np.dtype([("length", "<u8"), ("crc", "<u4")]))
+    stated = lengths.astype(np.uint64)
+    return bool((table["length"] == stated).all() and (table["crc"] == header_crcs(stated)).all())
+
+
+def extend_index(index: ShardIndex, reader: Reader) -> ShardIndex | None:
+    """Return the index of a plain TFRecord shard that has grown since it was indexed, or None if it is another one.
+
+    Records that are there already are not read again, but for the headers of a few.
+
+    Raises:
+        StorageError: Reading failed.
+    """
+    form = index.records
+    if form is None or form.compression or index.faults or not index.num_files or reader.size <= index.size:
+        return None
+    if not fits_records(replace(index, faults=(Fault("grown", 0),)), reader):
+        return None
+    end = int(index.offset[-1] + index.length[-1]) + FOOTER_SIZE
+    more = scan_plain(reader, end)
+    table = replace(
+        more,
+        offset=np.concatenate([index.offset, more.offset]),
+        length=np.concatenate([index.length, more.length]),
+    )
+    return index_from_records(table, reader.size, RecordForm("", reader.size))
+
+
+def lengths_to_offsets(lengths: Int64s, gaps: list[tuple[int, int]]) -> Int64s:
+    """Return the payload offsets of records from their lengths.
+
+    Args:
+        lengths: Bytes of each payload.
+        gaps: (row, bytes): that many bytes before that record belong to none.
+    """
+    before = np.full(len(lengths), FRAME_SIZE, np.int64)
+    before[1:] += lengths[:-1]
+    before[:1] = HEADER_SIZE
+    for row, size in gaps:
+        before[row] += size
+    return np.cumsum(before)
+
+
+def find_gaps(index: ShardIndex) -> list[tuple[int, int]]:
+    """Return the bytes before records that belong to none, as `lengths_to_offsets` takes them."""
+    if not index.num_files:
+        return []
+    between = np.diff(index.offset, prepend=0) - FRAME_SIZE
+    between[0] += FOOTER_SIZE
+    between[1:] -= index.length[:-1]
+    rows = np.flatnonzero(between)
+    return list(zip(rows.tolist(), between[rows].tolist(), strict=True))

@@ -19,6 +19,7 @@ from shardset.formats.tar_header import MAX_SIZE
 
 from .document import dump_document, load_document, to_json
 from .plain_entries import group_plain
+from .record_sidecar import dump_records, read_records
 from .sidecar_entries import (
     COLUMN_KEYS,
     DERIVED_KEYS,
@@ -105,6 +106,17 @@ def dump_sidecar(index: ShardIndex, *, name: str, like: Sidecar | None = None) -
     Raises:
         IndexFileError: A caption or an extra field cannot be written as JSON, or an extra field has a reserved name.
     """
+    faults = [
+        {
+            "code": fault.code,
+            "offset": fault.offset,
+            "member": None if fault.member is None else text_or_hex(fault.member),
+            "message": text_or_hex(fault.message),
+        }
+        for fault in index.faults
+    ]
+    if index.records is not None:
+        return dump_records(index, name=name, version=VERSION, faults=faults)
     entries, apart = write_entries(index, number_by_path(index))
     by_path = {entry["path"]: entry for entry in entries}
     document: dict[str, Any] = {} if has_surrogates(name) else {"path": name}
@@ -115,15 +127,7 @@ def dump_sidecar(index: ShardIndex, *, name: str, like: Sidecar | None = None) -
         "version": VERSION,
         "digest": index.digest(),
         "includes_orientation": index.geometry is not None and bool(index.geometry.orientation.any()),
-        "faults": [
-            {
-                "code": fault.code,
-                "offset": fault.offset,
-                "member": None if fault.member is None else text_or_hex(fault.member),
-                "message": text_or_hex(fault.message),
-            }
-            for fault in index.faults
-        ],
+        "faults": faults,
         "apart": apart,
     }
     try:
@@ -167,17 +171,33 @@ def read_document(document: dict[str, Any], shard_size: int | None = None) -> Si
     Raises:
         MalformedError: As `parse_sidecar` raises IndexFileError.
     """
+    if document.get("format") == "tfrecord":
+        return _read_records(document, shard_size)
     files, filesize, has_geometry, own = _check_top(document, shard_size)
     entries = read_entries(files, own.apart)
     size = shard_size if filesize is None else filesize
     end = _last_end(entries, MAX_SIZE if size is None else size)
     index, rows = _place(entries, end if size is None else size, own.faults)
     index = _attach(index, rows, entries, has_geometry=has_geometry, has_orientation=own.has_orientation)
-    if own.digest is not None and own.digest != (actual := index.digest()):
-        raise MalformedError(f"the index was changed: its digest is {show(own.digest)}, its entries give {actual}")
+    _check_digest(index, own.digest)
     top = {key: value for key, value in document.items() if key not in _OWN_KEYS}
     index = replace(index, is_verified=own.digest is not None)
     return Sidecar(index, filesize, own.digest, top, isinstance(files, list))
+
+
+def _read_records(document: dict[str, Any], shard_size: int | None) -> Sidecar:
+    filesize = _filesize(document.get("filesize"), shard_size, is_empty=not document.get("lengths"))
+    if filesize is None:
+        raise MalformedError("the index has no filesize")
+    own = _own_section(document.get("shardset"))
+    index = read_records(document, filesize, own.faults)
+    _check_digest(index, own.digest)
+    return Sidecar(replace(index, is_verified=own.digest is not None), filesize, own.digest)
+
+
+def _check_digest(index: ShardIndex, digest: str | None) -> None:
+    if digest is not None and digest != (actual := index.digest()):
+        raise MalformedError(f"the index was changed: its digest is {show(digest)}, its entries give {actual}")
 
 
 def check_document(document: dict[str, Any]) -> None:

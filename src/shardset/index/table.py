@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     Int32s = NDArray[np.int32]
 
 _DIGEST_DOMAIN: Final = b"shardset tar index 1\n"
+_RECORDS_DOMAIN: Final = b"shardset tfrecord index 1\n"
 RESERVED_SUFFIXES: Final = frozenset({"__key__", "__url__"})
 """Suffixes that webdataset refuses as duplicates, because its samples have fields of these names without a member."""
 SIDECAR_SUFFIXES: Final = (".json", ".txt")
@@ -41,12 +42,30 @@ class GeometryColumns:
     orientation: NDArray[np.uint8]
 
 
+@dataclass(frozen=True, slots=True)
+class RecordForm:
+    """How the records of a TFRecord shard are kept.
+
+    Attributes:
+        compression: ``""`` or ``"gzip"``. Offsets of a compressed shard count the bytes before compression.
+        size: Bytes of all records with their framing, before compression.
+        points: Where reading can begin in a compressed shard (see `shardset.storage.gzipped`); empty in a plain or a
+            damaged one.
+    """
+
+    compression: str
+    size: int
+    points: bytes = b""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardIndex:
     """The files of one shard, a row each. Rows ``[0, sample_rows[-1])`` are parts of samples, in archive order.
 
     The files that belong to no sample come behind them, in archive order too. Directories, links and devices have no
     payload and no row.
+
+    Of a TFRecord shard each record is a row, and a sample; its name and key are its number in decimal digits.
 
     Attributes:
         size: Bytes of the shard.
@@ -64,6 +83,7 @@ class ShardIndex:
         captions: Caption values by row of the payload that they describe.
         extra: Further fields of a row's entry in the sidecar index, such as ``json_metadata``.
         is_verified: The rows were read from the shard's own headers, or their digest was found right.
+        records: How the records are kept, of a TFRecord shard; None of a tar.
     """
 
     size: int
@@ -80,6 +100,7 @@ class ShardIndex:
     captions: Mapping[int, Captions] = field(default_factory=dict)
     extra: Mapping[int, dict[str, Any]] = field(default_factory=dict)
     is_verified: bool = True
+    records: RecordForm | None = None
 
     @property
     def num_samples(self) -> int:
@@ -111,8 +132,16 @@ class ShardIndex:
         """Return the digest of the shard's headers: ``sha256:`` and 64 hex digits.
 
         It covers the shard's size and, for every file in archive order, name, payload offset and payload length: all
-        that an index says of where bytes are, and nothing else. docs/formats.md has it byte for byte.
+        that an index says of where bytes are, and nothing else; of a TFRecord shard, offsets and lengths alone.
+        docs/formats.md has it byte for byte.
         """
+        if self.records is not None:
+            state = hashlib.sha256(_RECORDS_DOMAIN)
+            for number in (self.size, self.records.size, len(self.names)):
+                state.update(number.to_bytes(8, "little"))
+            for column in (self.offset, self.length):
+                state.update(np.ascontiguousarray(column, "<i8").data)
+            return f"sha256:{state.hexdigest()}"
         order = self.archive_order()
         is_ordered = bool((np.diff(order) > 0).all())
         names = self.names if is_ordered else self.names.take(order)
@@ -361,8 +390,11 @@ class PathNumbering:
 
 
 def number_by_path(index: ShardIndex) -> PathNumbering:
-    """Number the files of a shard as webshart does."""
+    """Number the files of a shard as webshart does. Records, which it does not know, stay in their order."""
     names = index.names
+    if index.records is not None:
+        rows, none = np.arange(len(names)), np.full(len(names), -1)
+        return PathNumbering(rows, rows, none, none)
     if not len(names):
         none = np.zeros(0, np.int64)
         return PathNumbering(none, none, none, none)

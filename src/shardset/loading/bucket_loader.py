@@ -268,7 +268,7 @@ class BucketDataLoader:
         plan = self._current()
         return None if plan is None else plan.keys[int(plan.bucket[self._position])]
 
-    def skip_to_bucket(self, key: str) -> None:
+    def skip_to_bucket(self, bucket_key: str) -> None:
         """Move to the first file of a bucket; with ``lazy_load``, in the shards at hand or else in later ones.
 
         Raises:
@@ -277,13 +277,13 @@ class BucketDataLoader:
         before = (self._window, self._position)
         self._start(max(self._window, 0))
         while (plan := self._current()) is not None:
-            if key in plan.keys:
-                self._position = int(np.argmax(plan.bucket == plan.keys.index(key)))
+            if bucket_key in plan.keys:
+                self._position = int(np.argmax(plan.bucket == plan.keys.index(bucket_key)))
                 return
             self._position = len(plan.places)
         self._start(before[0])
         self._position = before[1]
-        raise ValueError(f"Bucket {key!r} not found: there are {', '.join(list(self._counts)[:8])}")
+        raise ValueError(f"Bucket {bucket_key!r} not found: there are {', '.join(list(self._counts)[:8])}")
 
     def get_bucket_stats(self) -> dict[str, Any]:
         """Return what is known of the buckets; with ``lazy_load``, those of the shards that were looked at so far."""

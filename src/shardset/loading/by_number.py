@@ -52,7 +52,7 @@ class ByNumber:
         """The largest file that is given, in bytes."""
         return self._fetcher.max_file_size
 
-    def load_sample(self, shard_index: int, sample_index: int) -> TarFileEntry | None:
+    def load_sample(self, shard_idx: int, sample_idx: int) -> TarFileEntry | None:
         """Load one sample: a file that is no sidecar, by its place among those of its shard in path order.
 
         Returns:
@@ -62,7 +62,7 @@ class ByNumber:
             IndexError: There is no such shard or sample.
             StorageError: Reading failed.
         """
-        return self._fetcher.one(shard_index, sample_index)
+        return self._fetcher.one(shard_idx, sample_idx)
 
     def load_samples(self, locations: Sequence[tuple[int, int]]) -> list[TarFileEntry | None]:
         """Load many samples at once, as `load_sample` does, in the order asked.
@@ -77,7 +77,7 @@ class ByNumber:
         """
         return self._fetcher.many(locations)
 
-    def load_caption(self, shard_index: int, sample_index: int) -> CaptionValue | None:
+    def load_caption(self, shard_idx: int, sample_idx: int) -> CaptionValue | None:
         """Load the first caption of a sample: of the index, or of a sidecar. The payload is not read.
 
         Raises:
@@ -85,17 +85,17 @@ class ByNumber:
             DecodeError: A sidecar cannot be understood.
             StorageError: Reading failed.
         """
-        entry = self._without_data().one(shard_index, sample_index)
+        entry = self._without_data().one(shard_idx, sample_idx)
         return None if entry is None else entry.caption
 
-    def load_sample_json(self, shard_index: int, sample_index: int) -> bytes | None:
+    def load_sample_json(self, shard_idx: int, sample_idx: int) -> bytes | None:
         """Load the JSON sidecar of a sample, if it has one. The payload is not read.
 
         Raises:
             IndexError: There is no such shard or sample.
             StorageError: Reading failed.
         """
-        entry = self._without_data().one(shard_index, sample_index)
+        entry = self._without_data().one(shard_idx, sample_idx)
         return None if entry is None else entry.json_data
 
     def _without_data(self) -> Fetcher:

@@ -443,9 +443,9 @@ class TarDataLoader(ByNumber):
         """Tell whether the next file waits for the download of its shard."""
         return self._lookahead.blocks(self._next_shard())
 
-    def is_shard_locked(self, name: str) -> bool:
-        """Tell whether any process downloads a shard now. `name` is as for `prepare_shard_by_name`."""
-        return self._lookahead.is_locked(name)
+    def is_shard_locked(self, shard_name: str) -> bool:
+        """Tell whether any process downloads a shard now. The name is as for `prepare_shard_by_name`."""
+        return self._lookahead.is_locked(shard_name)
 
     def get_next_shard_info(self) -> dict[str, Any] | None:
         """Return ``index, name, tar_path, is_cached`` of the shard that the next file comes from; None at the end."""

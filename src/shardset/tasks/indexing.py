@@ -11,6 +11,7 @@ import orjson
 
 from shardset.dataset.catalogs import (
     CATALOG_FOLDER,
+    TEXT_INDEX_SUFFIXES,
     IndexOptions,
     catalog_beside,
     catalog_in_cache,
@@ -25,11 +26,12 @@ from shardset.errors import AccessError, IndexFileError, NotFoundError, StorageE
 from shardset.index.build import build_index
 from shardset.index.catalog_writer import ShardRow, shard_row
 from shardset.index.document import collector_paused
+from shardset.index.record_sidecar import dump_text_index
 from shardset.index.sidecar import dump_sidecar, parse_sidecar
 from shardset.policy import Place, Policy, Report
 from shardset.storage.anywhere import store_for
 from shardset.storage.local import local_path
-from shardset.storage.store import url_name, url_scheme
+from shardset.storage.store import split_query, url_name, url_scheme
 
 from .pool import task_pool, workers_for
 
@@ -57,6 +59,7 @@ class IndexTask:
         policy: What to do about damage.
         force: Write over a sidecar index that is already there and good, or over a file that is none.
         completes: Put pixel sizes into a good index of another tool too, if it lacks them.
+        text_index: Url of the text index that it gets too, if it is a plain TFRecord shard; None for none.
     """
 
     shard: ShardSource
@@ -67,6 +70,7 @@ class IndexTask:
     policy: Policy
     force: bool
     completes: bool = False
+    text_index: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +132,8 @@ def write_index(task: IndexTask) -> WrittenIndex:
     if place is not None and kept is not None:
         index = _with_annotations_of(index, kept.index)
         # One of ours that lacks what is read now is completed; nothing in it is lost.
-        if (kept.digest is not None or task.completes) and options.geometry and kept.index.geometry is None:
+        may_complete = index.records is None and (kept.digest is not None or task.completes)
+        if may_complete and options.geometry and kept.index.geometry is None:
             task.store.write(place, dump_sidecar(index, name=url_name(shard.url), like=kept))
             written = True
         else:
@@ -138,7 +143,19 @@ def write_index(task: IndexTask) -> WrittenIndex:
         written = True
     if written:
         sidecar = sidecar_identity(task.place)
+    if task.text_index is not None:
+        _write_text_index(task, task.text_index, index, report)
     return WrittenIndex(index, report, written, sidecar)
+
+
+def _write_text_index(task: IndexTask, place: str, index: ShardIndex, report: Report) -> None:
+    """Write the text index of DALI beside a plain TFRecord shard; of what cannot have one, count it."""
+    form = index.records
+    if form is None or form.compression or any(fault.is_error for fault in index.faults):
+        message = "only a plain TFRecord shard without damage has a text index"
+        report.add("no_text_index", Place(task.shard.url, message=message))
+    else:
+        task.store.write(place, dump_text_index(index))
 
 
 def _good_sidecar(task: IndexTask, place: str, index: ShardIndex) -> Sidecar | None:
@@ -189,7 +206,7 @@ def _is_index(payload: bytes) -> bool:
         content = orjson.loads(payload)
     except ValueError:
         return False
-    return isinstance(content, dict) and isinstance(content.get("files"), dict | list)
+    return isinstance(content, dict) and isinstance(content.get("files", content.get("lengths")), dict | list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +235,7 @@ def index_dataset(
     captions: bool = True,
     geometry: bool = False,
     sidecars: bool = True,
+    text_index: bool = False,
     force: bool = False,
     workers: int | None = None,
     executor: Executor | None = None,
@@ -234,6 +252,8 @@ def index_dataset(
         captions: Read ``.json`` and ``.txt`` members too.
         geometry: Read the pixel size of images too.
         sidecars: Write sidecar indexes; otherwise the catalog alone.
+        text_index: Write the text index of each TFRecord shard too, which DALI and vahidk's tfrecord read: a file of
+            the shard's name and ``.idx`` beside its sidecar index.
         force: Do everything again, and write over whatever stands where a sidecar index goes.
         workers: Processes; by default one for each processor, and none for little data.
         executor: Runs the tasks in place of a pool made for this call.
@@ -258,7 +278,17 @@ def index_dataset(
         what = "web servers are read only: the indexes cannot go beside the shards"
         raise AccessError(what, url=found.root, hint="name a folder for them (--destination), or leave them out")
     tasks = [
-        IndexTask(shard, store, places.sidecar_url(shard), sidecars, options, policy, force) for shard in found.shards
+        IndexTask(
+            shard,
+            store,
+            places.sidecar_url(shard),
+            sidecars,
+            options,
+            policy,
+            force,
+            text_index=_text_index_url(places.sidecar_url(shard)) if text_index else None,
+        )
+        for shard in found.shards
     ]
     beside = catalog_beside(found)
     if target is not None and url_scheme(target) in {"", "file"}:
@@ -270,7 +300,8 @@ def index_dataset(
     rows: dict[int, ShardRow] = {}
     for number, task in enumerate(tasks):
         row = known(task.shard)
-        if row is not None and (not task.writes_sidecar or _exists(store, task.place)):
+        places_written = [task.place] * task.writes_sidecar + ([task.text_index] if task.text_index else [])
+        if row is not None and all(_exists(store, place) for place in places_written):
             settle_row(row, policy, report)
             rows[number] = row
     pending = [number for number in range(len(tasks)) if number not in rows]
@@ -290,6 +321,12 @@ def index_dataset(
     root = found.root if folder == beside else None
     catalog = write_catalog(folder, (rows[number] for number in range(len(tasks))), options=options, root=root)
     return IndexResult(catalog, folder, written, reused, report)
+
+
+def _text_index_url(sidecar: str) -> str:
+    """Return where the text index of a shard goes: beside its sidecar index."""
+    path, query = split_query(sidecar) if url_scheme(sidecar) in {"http", "https"} else (sidecar, "")
+    return path.removesuffix(".json") + TEXT_INDEX_SUFFIXES[0] + query
 
 
 def _exists(store: Store, url: str) -> bool:

@@ -7,11 +7,12 @@ import os
 import signal
 import sys
 import threading
+import time
 from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from multiprocessing import connection, forkserver
-from types import ModuleType
+from multiprocessing import connection, resource_tracker
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from shardset.storage.store import url_scheme
@@ -19,6 +20,7 @@ from shardset.storage.store import url_scheme
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from multiprocessing.context import BaseContext
+    from multiprocessing.process import BaseProcess
 
     from shardset.dataset.discover import ShardSource
 
@@ -77,10 +79,21 @@ def task_pool(
     else:
         with ProcessPoolExecutor(workers, _context(), _begin_worker) as pool:
             try:
-                yield pool.map if needs_main else partial(_map_without_main, pool)
+                yield partial(_map_over, pool, needs_main)
             except BaseException:
-                _stop(pool)
+                with _interrupts_held():
+                    _stop(pool)
                 raise
+
+
+def _map_over(
+    pool: ProcessPoolExecutor, needs_main: bool, function: Callable[[Task], Answer], tasks: list[Task]
+) -> Iterable[Answer]:
+    """Hand in all tasks, which starts the workers."""
+    if sys.platform != "win32":
+        resource_tracker.ensure_running()  # here, because it lets interrupts through when it has started
+    with _interrupts_held(), nullcontext() if needs_main else _without_main():
+        return pool.map(partial(_work, function), tasks)
 
 
 def _stop(pool: ProcessPoolExecutor) -> None:
@@ -91,8 +104,15 @@ def _stop(pool: ProcessPoolExecutor) -> None:
     if manager is not None:
         # In Python 3.11 that thread stumbles, aloud, over cancelled tasks that it has not yet dropped.
         manager.join(_GRACE)
-    for process in processes:
+    running: dict[Any, BaseProcess] = {process.sentinel: process for process in processes}
+    for process in running.values():
         process.terminate()
+    deadline = time.monotonic() + _GRACE
+    while running and (left := deadline - time.monotonic()) > 0:
+        for sentinel in connection.wait(running, left):
+            del running[sentinel]
+    for process in running.values():
+        process.kill()
 
 
 def _context() -> BaseContext:
@@ -105,26 +125,64 @@ def _context() -> BaseContext:
     return context
 
 
-def _map_without_main(
-    pool: ProcessPoolExecutor, function: Callable[[Task], Answer], tasks: list[Task]
-) -> Iterable[Answer]:
-    """Hand in all tasks, which starts the workers, while there seems to be no main module to be imported by them."""
-    if sys.platform != "win32":
-        forkserver.ensure_running()  # takes longest, and does not need this
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Let there seem to be no main module to be imported by the workers that start in this block."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
-        return pool.map(function, tasks)
+        yield
     finally:
         sys.modules["__main__"] = main
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Keep Ctrl-C from this thread until the block ends, and for good from the processes that start in it.
+
+    What is interrupted in its first moments prints a traceback, whoever waits for its end: a process, before it can
+    ignore the signal, and one that gets but half of what it is to do.
+    """
+    came: list[tuple[int, FrameType | None]] = []
+    handler = signal.getsignal(signal.SIGINT)
+    # The signal may reach another thread. Its handler runs in the main thread, which alone may set one.
+    swaps = callable(handler) and threading.current_thread() is threading.main_thread()
+    if swaps:
+        signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if sys.platform != "win32" else None
+    try:
+        yield
+    finally:
+        if mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if swaps:
+            signal.signal(signal.SIGINT, handler)
+        if came and callable(handler):
+            handler(*came[0])
 
 
 def _begin_worker() -> None:
     """Prepare a worker process: it ends when its parent does, and leaves Ctrl-C to that."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _leave)
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def _leave(number: int, _: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def _work(function: Callable[[Task], Answer], task: Task) -> Answer:
+    """Carry out a task in a worker. One that is stopped removes what it has half written, and its process ends."""
+    try:
+        return function(task)
+    except SystemExit:
+        pass
+    # Not before the exception is gone, and with it all that it kept from being closed. A pool would go on with the next
+    # task.
+    os._exit(1)
 
 
 def _end_with(sentinel: Any) -> None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from shardset.dataset.dataset import DiscoveredDataset
 from shardset.dataset.pairs import PairedDataset, SampleLocation, SamplePair, open_sides
 from shardset.dataset.rewriting import upload_caption_metadata
-from shardset.formats.captions import Captions as OptionalCaptionValue
 from shardset.formats.captions import CaptionValue as Caption
 from shardset.index.captioning import apply_captions_to_metadata, write_captions_to_metadata
 from shardset.loading.bucket_loader import BucketDataLoader
@@ -20,11 +19,17 @@ from shardset.loading.cursor import TarDataLoader
 from shardset.loading.paired import LoadedSamplePair
 from shardset.loading.paired import PairedTarDataLoader as _PairedTarDataLoader
 
-from .batches import BatchOperations, BatchProcessor, discover_datasets_batch, read_files_batch
+from .batches import BatchOperations, discover_datasets_batch, read_files_batch
+from .batches import BatchProcessor as BatchProcessor
 from .cache_wait import CacheWaitContext, iter_with_cache_wait, next_with_cache_wait
+from .commands import extract_metadata as extract_metadata
+from .commands import main as main
+from .commands import optimize_captions as optimize_captions
+from .commands import run_optimize_dataset as run_optimize_dataset
 from .discovery import DatasetDiscovery, is_hub_id
 from .extraction import MetadataExtractor
-from .optimize import DEFAULT_PAYLOAD_EXTENSIONS, optimize_dataset
+from .optimize import DEFAULT_PAYLOAD_EXTENSIONS as DEFAULT_PAYLOAD_EXTENSIONS
+from .optimize import optimize_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,18 +37,13 @@ if TYPE_CHECKING:
     from shardset.dataset.dataset import Dataset
 
 __all__ = [
-    "DEFAULT_PAYLOAD_EXTENSIONS",
     "BatchOperations",
-    "BatchProcessor",
     "BucketDataLoader",
     "CacheWaitContext",
-    "Caption",
-    "CaptionValue",
     "DatasetDiscovery",
     "DiscoveredDataset",
     "LoadedSamplePair",
     "MetadataExtractor",
-    "OptionalCaptionValue",
     "PairedDataset",
     "PairedTarDataLoader",
     "SampleLocation",
@@ -66,6 +66,7 @@ __version__ = "0.6.0"
 """The version of webshart whose names these are."""
 
 CaptionValue = Caption | list[Caption]
+OptionalCaptionValue = CaptionValue | None
 
 
 def discover_dataset(

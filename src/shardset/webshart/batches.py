@@ -56,19 +56,23 @@ def discover_datasets_batch(
     return list(map_in_threads(discover, asked))
 
 
-def read_files_batch(dataset: Dataset | Sequence[Dataset], requests: Sequence[tuple[int, ...]]) -> list[bytes | None]:
+def read_files_batch(
+    dataset_or_datasets: Dataset | Sequence[Dataset], file_requests: Sequence[tuple[int, ...]]
+) -> list[bytes | None]:
     """Read many files, those of one shard together.
 
     Args:
-        dataset: A dataset, with (shard, file) pairs; or datasets, with (dataset, shard, file).
-        requests: Which files, in webshart's numbering.
+        dataset_or_datasets: A dataset, with (shard, file) pairs; or datasets, with (dataset, shard, file).
+        file_requests: Which files, in webshart's numbering.
 
     Returns:
         The payloads in order; None for one that could not be read or is not there, counted as ``read_failed`` in its
         dataset's report, with a warning in the log.
     """
-    datasets = [dataset] if isinstance(dataset, Dataset) else list(dataset)
-    places = [(0, *request) for request in requests] if isinstance(dataset, Dataset) else list(requests)
+    if isinstance(dataset_or_datasets, Dataset):
+        datasets, places = [dataset_or_datasets], [(0, *request) for request in file_requests]
+    else:
+        datasets, places = [*dataset_or_datasets], [*file_requests]
     answers: list[bytes | None] = [None] * len(places)
     for number, one in enumerate(datasets):
         wanted = [at for at, place in enumerate(places) if place[0] == number and _is_there(one, *place[1:])]

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 END_SIZE: Final = 2 * BLOCK
 """Bytes of the end marker."""
 _RECORD: Final = 20 * BLOCK
+_LONGEST_NAME: Final = 100
+_LARGEST: Final = 8**11 - 1
 
 
 class TarWriter:
@@ -43,9 +45,7 @@ class TarWriter:
             ValueError: The pieces are not `size` bytes. What was written is then no tar.
             OSError: Writing failed.
         """
-        info = tarfile.TarInfo(name)
-        info.size = size
-        header = info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+        header = _header(name, size)
         self._file.write(header)
         written = 0
         for piece in pieces:
@@ -62,6 +62,27 @@ class TarWriter:
         self._size += END_SIZE
         self._file.write(bytes(-self._size % _RECORD))
         self._size += -self._size % _RECORD
+
+
+def _header(name: str, size: int) -> bytes:
+    """Return what stands before a payload; where it is ordinary, made of pieces of one that tarfile made."""
+    if len(name) > _LONGEST_NAME or size > _LARGEST or not name.isascii() or "\0" in name:
+        info = tarfile.TarInfo(name)
+        info.size = size
+        return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+    raw, digits = name.encode("ascii"), b"%011o" % size
+    checksum = b"%06o\0" % (_SUM + sum(raw) + sum(digits))
+    return b"".join((raw.ljust(_LONGEST_NAME, b"\0"), _OWNER, digits, _TIME, checksum, _REST))
+
+
+def _ordinary() -> tuple[bytes, bytes, bytes, int]:
+    """Return what is the same in all ordinary headers: before and behind the size, behind the checksum; and its sum."""
+    block = tarfile.TarInfo("").tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+    owner, time, rest = block[_LONGEST_NAME:124], block[135:148], block[155:]
+    return owner, time, rest, sum(owner) + sum(time) + sum(rest) + 7 * 0x20  # the checksum's digits count as spaces
+
+
+_OWNER, _TIME, _REST, _SUM = _ordinary()
 
 
 def member_size(size: int) -> int:
