@@ -136,7 +136,7 @@ def _report_sets(infos: Iterable[ObjectInfo], report: Report) -> None:
             names = ", ".join(map(url_name, one.missing(3)))
             message = f"{one.num_missing} of {one.total} shards are not there: {names}"
             report.add("incomplete_set", Place(f"{one.prefix}-*-of-{one.total:05d}{one.suffix}", message=message))
-            logger.warning("%s-*-of-%05d%s: %s", one.prefix, one.total, one.suffix, message)
+            logger.warning("%s", _legible(f"{one.prefix}-*-of-{one.total:05d}{one.suffix}: {message}"))
     totals: dict[str, list[int]] = {}
     for one in sets:
         totals.setdefault(one.prefix, []).append(one.total)
@@ -144,7 +144,12 @@ def _report_sets(infos: Iterable[ObjectInfo], report: Report) -> None:
         if len(found) > 1:
             message = f"sets of {' and '.join(map(str, sorted(found)))} shards stand side by side"
             report.add("mixed_sets", Place(prefix, message=message))
-            logger.warning("%s: %s", prefix, message)
+            logger.warning("%s", _legible(f"{prefix}: {message}"))
+
+
+def _legible(text: str) -> str:
+    """Return text for a log, whose file may be one that takes no surrogate escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 class _Search:
