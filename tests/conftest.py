@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -18,6 +19,12 @@ settings.register_profile("ordinary", deadline=None, derandomize=True, database=
 settings.register_profile("fuzz", deadline=None, max_examples=max(100, int(FUZZ or 0) // 20), print_blob=True)
 settings.register_profile("quick", deadline=None, derandomize=True, database=None, max_examples=10)
 settings.load_profile("fuzz" if FUZZ else "quick" if QUICK else "ordinary")
+
+
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # as shells start what runs in the background; some tests interrupt
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items):

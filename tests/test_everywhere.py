@@ -188,6 +188,7 @@ def test_records_are_the_same_everywhere(records, nginx, bucket, tmp_path):
     assert record_script(str(records), LocalStore(mmap=False)) == expected
     assert record_script(nginx.url + "records", HttpStore()) == expected
     assert record_script(nginx.url + "records/train@3.tfrecord", HttpStore()) == expected
+    assert record_script(nginx.url + "records/train@3?signature=x", HttpStore())["labels"] == expected["labels"]
     assert record_script(nginx.url + "records", HttpStore(), cache) == expected
     assert record_script(url.replace("/data", "/records"), CloudStore(options=options)) == expected
 

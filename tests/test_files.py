@@ -555,3 +555,13 @@ def test_an_open_file_is_told_from_another_of_its_name(tmp_path):
         assert not stands_at(file.fileno(), path)
         path.unlink()
         assert not stands_at(file.fileno(), path)
+
+
+@posix
+def test_what_is_no_regular_file_is_not_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="not a regular file"), open_atomic(pipe) as file:
+        file.write(b"x")
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]

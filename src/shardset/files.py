@@ -7,11 +7,13 @@ What a process leaves that is killed while it writes, the next one removes that 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import logging
 import os
 import re
 import secrets
+import stat
 import sys
 import time
 from functools import lru_cache
@@ -89,6 +91,10 @@ def make_temporary(path: Path) -> tuple[Path, int]:
 
 
 def _temporary_beside(path: Path) -> Path:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # the rename would put a file in place of a device
+            raise OSError(errno.EINVAL, "not a regular file, which alone can be replaced", str(path))
     _remove_abandoned_once(os.path.abspath(path.parent))  # noqa: PTH100 - ten times as fast
     return path.parent / f".{os.getpid()}-{_machine()}-{secrets.token_hex(6)}.tmp"
 

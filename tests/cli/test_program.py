@@ -288,3 +288,10 @@ def test_no_name_and_no_encoding_makes_it_crash(hostile, command):
     document = run_process(command, hostile, "--json", PYTHONIOENCODING=encoding, PYTHONUTF8="0")
     assert document.code == 0, document.err
     assert document.documents if command == "ls" else document.document  # JSON is UTF-8 wherever it goes
+
+
+@pytest.mark.parametrize(("name", "meant"), [("count", "stats"), ("schema", "show --schema"), ("verify", "check")])
+def test_the_names_that_other_programs_have_for_commands_lead_to_ours(run, name, meant):
+    done = run(name, "x")
+    assert done.code == 2
+    assert f"hint: shardset {meant}" in done.err

@@ -72,7 +72,7 @@ def test_a_shard_is_shown_with_the_features_of_its_first_record(run, folder):
     assert "TFRecord, gzip" in done.text
     assert "4 records" in done.text
     assert "first record: Example" in done.text
-    assert "no findings" in done.text
+    assert "no findings in the headers" in done.text
 
 
 def test_the_schema_is_a_table(run, folder):
@@ -117,6 +117,12 @@ def test_a_feature_comes_out_as_it_is(run, folder):
         assert said in done.err
 
 
+def test_a_feature_may_have_no_name(run, tmp_path):
+    path = tmp_path / "a.tfrecord"
+    path.write_bytes(record_bytes([encode_example({"": [b"x"]})]))
+    assert run("cat", f"{path}#0.").out == b"x"
+
+
 def test_stats_count_records(run, folder):
     document = run("stats", folder, "--json").document
     assert document["num_samples"] == 8
@@ -134,6 +140,10 @@ def test_what_is_damaged_is_said(run, folder):
     done = run("show", f"{path}#1")
     assert done.code == 0
     assert "data_crc" in done.text
+    assert "damaged" in done.text
+    schema = run("show", "--schema", path, "--json").document
+    assert (schema["num_records"], schema["left_out"]) == (3, 1)
+    assert "1 damaged" in run("show", "--schema", path).text
     assert run("cat", f"{path}#1").code == 3
     path.write_bytes(content[:-10])
     done = run("show", path)

@@ -46,6 +46,24 @@ def test_a_count_stands_for_all_shards_of_a_set(folder):
     assert names_of(find_shards(f"{root}/eval@*.tfrecord.gz")) == numbered(2, "eval", ".tfrecord.gz")
 
 
+def test_a_count_without_a_suffix_finds_the_one_set_that_has_one(folder):
+    root = folder(
+        *numbered(3, suffix=".tfrecord"), *numbered(4, suffix=".tfrecord.gz")[:3], "train-00000-of-00003.json"
+    )
+    assert names_of(find_shards(f"{root}/train@3")) == numbered(3, suffix=".tfrecord")
+    with pytest.raises(NotFoundError, match=r"1 of 4 shards are missing: train-00003-of-00004.tfrecord.gz"):
+        find_shards(f"{root}/train@4")
+    with pytest.raises(NotFoundError, match="5 of 5"):
+        find_shards(f"{root}/train@5")
+
+
+def test_compressed_files_whose_names_tell_nothing_are_counted(folder):
+    report = Report()
+    root = folder("a.tfrecord", "data.gz", "b.tar.gz", "c.txt")
+    assert names_of(find_shards(root, report=report)) == ["a.tfrecord"]
+    assert report.counts == {"compressed_shard": 1, "unknown_name": 1}
+
+
 @pytest.mark.parametrize("source", ["train@4", "train@*"])
 def test_shards_of_a_set_that_are_missing_are_named(folder, source):
     root = folder("train-00000-of-00004", "train-00002-of-00004")

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from shards import private_cache, write_shard
-from shardset import Policy, discover_dataset, index_dataset
+from shardset import Policy, TarDataLoader, discover_dataset, index_dataset
 from shardset.dataset.record_sample import RecordSample
-from shardset.errors import ChecksumError, DecodeError, LimitError, MissingFieldError
+from shardset.errors import ChecksumError, DecodeError, IndexFileError, LimitError, MissingFieldError
 from shardset.formats.example import encode_example, encode_sequence_example
 from shardset.storage import MemoryStore
 from storage.counting import CountingStore
@@ -128,6 +128,8 @@ def test_a_damaged_record_is_never_given(folder):
         lambda: list(dataset.iter_dicts()),
         lambda: list(dataset.iter_records()),
         lambda: dataset.open_shard(0).read_sample(7),
+        lambda: TarDataLoader(dataset).load_samples([(0, 7)]),
+        lambda: list(TarDataLoader(dataset)),
     ):
         with pytest.raises(ChecksumError, match="record 7") as caught:
             read()
@@ -286,7 +288,8 @@ def test_the_same_parts_hold_each_sample_once(folder):
     assert list(map(len, dataset.split([0.9, 0.1]))) == [108, 12]
     assert list(map(len, dataset.split([1, 0, 1]))) == [60, 0, 60]
     assert sum(map(len, dataset.split(500))) == 120
-    for wrong in (0, [], [0.0], [-1, 2]):
+    assert dataset.split(np.int64(2)) == dataset.split([1, 1]) == [range(60), range(60, 120)]
+    for wrong in (0, [], [0.0], [-1, 2], [float("inf"), 1], [float("nan"), 1]):
         with pytest.raises(ValueError, match=r"part|share"):
             dataset.split(wrong)
 
@@ -327,3 +330,68 @@ def test_real_files_of_other_projects_are_read(name, count):
 def test_a_feature_without_a_kind_is_none():
     sample = discover_dataset(FOREIGN / "sequence_eval.gz")[0]
     assert {name: sample[name] for name in ("i", "f")} == {"i": None, "f": None}
+
+
+def test_the_index_of_a_compressed_shard_that_has_grown_is_not_used(tmp_path):
+    path = tmp_path / "a.tfrecord.gz"
+    payloads = make_payloads(60, seed=6)
+    for count in (0, 20, 60):
+        path.write_bytes(gzip.compress(record_bytes(payloads[:20])) * (count > 0) or gzip.compress(b""))
+        if count == 60:
+            path.write_bytes(path.read_bytes() + gzip.compress(record_bytes(payloads[20:])))
+        dataset = discover_dataset(tmp_path)
+        assert dataset.read_records(range(len(dataset))) == payloads[:count]
+        index_dataset(tmp_path)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
+def test_an_index_that_knows_of_damage_is_not_used_once_the_shard_is_whole(tmp_path, packed):
+    payloads = make_payloads(400, seed=7)
+    content = record_bytes(payloads)
+    content = gzip.compress(content) if packed else content
+    path = tmp_path / "a.tfrecord"
+    path.write_bytes(content[: len(content) // 2])
+    skipping = Policy(on_error="skip")
+    index_dataset(tmp_path, policy=skipping)
+    assert len(discover_dataset(tmp_path, policy=skipping)) < 300
+    path.write_bytes(content)
+    assert discover_dataset(tmp_path).read_records(range(400)) == payloads
+    if not packed:
+        damaged = bytearray(content)
+        damaged[0] ^= 1
+        path.write_bytes(damaged)
+        index_dataset(tmp_path, policy=skipping)
+        path.write_bytes(content)
+        assert len(discover_dataset(tmp_path)) == 400
+
+
+def test_a_compressed_shard_replaced_by_another_of_its_size_is_read_anew(tmp_path):
+    path = tmp_path / "a.tfrecord.gz"
+    path.write_bytes(gzip.compress(record_bytes([b"a" * 40] * 3), mtime=0))
+    index_dataset(tmp_path)
+    other = gzip.compress(record_bytes([b"b" * 40] * 3), mtime=0)
+    other = other.ljust(path.stat().st_size, b"\0")
+    path.write_bytes(other)
+    assert discover_dataset(tmp_path).read_records([2]) == [b"b" * 40]
+
+
+def test_the_text_index_of_earlier_content_is_written_anew(tmp_path):
+    path = tmp_path / "a.tfrecord"
+    for count in (3, 7):
+        path.write_bytes(record_bytes(make_payloads(count)))
+        index_dataset(tmp_path, text_index=count == 3)
+    index_dataset(tmp_path, text_index=True)
+    assert len((tmp_path / "a.tfrecord.idx").read_text().splitlines()) == 7
+
+
+def test_a_feature_called_key_is_no_key(tmp_path):
+    (tmp_path / "a.tfrecord").write_bytes(record_bytes([encode_example({"__key__": [b"mine"], "a": [1]})]))
+    dataset = discover_dataset(tmp_path)
+    assert next(dataset.iter_dicts())["__key__"] == "0"
+    assert dataset[0]["__key__"] == [b"mine"]
+
+
+def test_fields_of_records_cannot_be_renamed_in_an_index(folder):
+    index_dataset(folder)
+    with pytest.raises(IndexFileError, match="TFRecord"):
+        discover_dataset(folder).field_rename("a", "b")

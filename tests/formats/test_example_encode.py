@@ -258,3 +258,8 @@ def test_the_rows_of_an_array_are_steps():
     assert lists["c"] == []
     with pytest.raises(TypeError, match="'a': a feature list is a list of steps"):
         encode_sequence_example({}, {"a": b"abc"})
+
+
+def test_a_name_that_utf8_does_not_have_is_named():
+    with pytest.raises(ValueError, match="ud800"):
+        encode_example({"\ud800": [1]})

@@ -168,3 +168,18 @@ def test_the_records_before_the_damage_of_a_compressed_shard_can_be_read(left):
     assert index.num_samples > 300 * left - 30
     content = open_records(reader, index.records)
     assert [bytes(view) for view in content.read_many(index.offset, index.length)] == PAYLOADS[: index.num_samples]
+
+
+def test_records_before_a_wrong_byte_in_a_compressed_shard_can_be_read():
+    payloads = make_payloads(3000, seed=8)
+    packed = bytearray(gzip.compress(record_bytes(payloads), 1))
+    reader_of(bytes(packed))
+    for at in range(len(packed) // 3, len(packed) // 3 + 40):
+        changed = packed.copy()
+        changed[at] ^= 0x5A
+        reader = reader_of(bytes(changed))
+        index = build_index(reader, policy=Policy(on_error="skip"))
+        content = open_records(reader, index.records)
+        found = [bytes(view) for view in content.read_many(index.offset, index.length)]
+        assert len(found) == index.num_samples
+        assert found[:500] == payloads[:500]

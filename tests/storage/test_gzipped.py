@@ -4,12 +4,15 @@ import gzip
 import multiprocessing
 import os
 import random
+import struct
 import sys
 import threading
+import zlib
 
 import pytest
 
 from shardset.errors import FormatError, IndexFileError, MissingExtraError
+from shardset.index.forward import read_forward
 from shardset.storage import MemoryStore
 from shardset.storage.gzipped import SPACING, GzipSource
 
@@ -112,3 +115,48 @@ def test_an_extra_is_named_where_the_package_is_missing(packed, monkeypatch):
     monkeypatch.setitem(sys.modules, "indexed_gzip", None)
     with pytest.raises(MissingExtraError, match=r"shardset\[gzip\]"):
         GzipSource(reader_of(packed), len(CONTENT))
+
+
+def changed(points, place, value):
+    raw = bytearray(zlib.decompress(points))
+    struct.pack_into("<Q", raw, place, value)
+    return zlib.compress(bytes(raw))
+
+
+def test_access_points_that_lead_round_are_refused(packed, points):
+    assert GzipSource(reader_of(packed), len(CONTENT), points).reader.read(0, 5) == CONTENT[:5]
+    head, point = 35, 18
+    assert struct.unpack_from("<Q", zlib.decompress(points), 15) == (len(CONTENT),)
+    hostile = [changed(points, head + point * number + 8, 0) for number in (1, 2)]
+    hostile += [changed(points, head + point + 8, 1 << 60), changed(points, 7, 5), changed(points, 15, 5)]
+    hostile += [
+        zlib.compress(bytes(1 << 28)),
+        zlib.compress(zlib.decompress(points)[:-1]),
+        zlib.compress(b"GZIDX"),
+        b"?",
+    ]
+    for wrong in hostile:
+        with pytest.raises(IndexFileError, match="access points"):
+            GzipSource(reader_of(packed), len(CONTENT), wrong)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.parametrize("kind", ["points", "damaged"])
+def test_a_child_forked_while_a_thread_reads_does_not_wait_for_it(packed, points, kind):
+    reader = (
+        GzipSource(reader_of(packed), len(CONTENT), points).reader
+        if kind == "points"
+        else read_forward(reader_of(packed), len(CONTENT))
+    )
+    source = reader.fetch.__self__
+    lock = source._opened.lock if kind == "points" else source._lock
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    with lock:  # as a thread of the parent would hold it
+        child = context.Process(target=lambda: answers.put(reader.read(5000, 50)))
+        child.start()
+        try:
+            assert answers.get(timeout=30) == CONTENT[5000:5050]
+        finally:
+            child.kill()
+            child.join()

@@ -16,6 +16,7 @@ from shards import make_members, private_cache, tar_bytes, write_dataset, write_
 from shardset.dataset.opening import discover_dataset
 from shardset.errors import FormatError, SampleError, StorageError
 from shardset.formats.example import encode_example, encode_sequence_example, parse_example
+from shardset.index.record_reader import iter_records
 from shardset.policy import Policy
 from shardset.storage import MemoryStore
 from shardset.writing.convert import convert
@@ -345,7 +346,8 @@ def test_records_are_divided_anew_as_they_are(tmp_path):
         ({"destination": "a@3.tfrecord", "shards": 2}, "says how many shards"),
         ({"destination": "a@3.tfrecord", "max_bytes": 2}, "says how many shards"),
         ({"destination": "a@*.tfrecord"}, "give shards, max_bytes or max_records"),
-        ({"destination": "a.tar"}, "is no name for tfrecord"),
+        ({"destination": "a.tar"}, "tars already"),
+        ({"destination": "a.tar", "to": "tfrecord"}, "is no name for tfrecord"),
     ],
 )
 def test_arguments_that_contradict_each_other_are_refused(tmp_path, settings, message):
@@ -490,3 +492,20 @@ def test_a_conversion_killed_at_any_step_leaves_whole_shards(tmp_path, settings)
     for folder in (tmp_path / "folders").iterdir():
         members = [member for path in sorted((folder / "tars").glob("[!.]*")) for member in tar_members(path)]
         assert members == make_members(8)
+
+
+def test_what_is_good_is_converted_from_a_damaged_shard_if_the_policy_goes_on(tmp_path):
+    payloads = [b"record %d" % number * 10 for number in range(100)]
+    content = bytearray(b"".join(map(framed, payloads)))
+    content[20 * (len(payloads[50]) + 16)] ^= 1
+    path = tmp_path / "a.tfrecord"
+    path.write_bytes(content)
+    with pytest.raises(FormatError):
+        convert(path, tmp_path / "out")
+    for to in ("tar", "tfrecord"):
+        report = convert(path, tmp_path / to, to=to, policy=Policy(on_error="skip"))
+        assert report.num_samples >= 98
+        assert sum(report.report.counts.values()) >= 1
+    records = list(iter_records(tmp_path / "tfrecord" / "a.tfrecord"))
+    assert set(records) <= set(payloads)
+    assert records[-1] == payloads[-1]

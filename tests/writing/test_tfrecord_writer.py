@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import killing
 from shardset.errors import FormatError, StorageError
 from shardset.formats.example import parse_example
+from shardset.index.record_reader import iter_records
 from shardset.storage import MemoryStore
 from shardset.writing.tfrecord_writer import TFRecordWriter
 from writing.record_files import framed, left_in, read_records
@@ -115,7 +116,9 @@ def test_shards_are_filled_one_after_the_other_up_to_a_limit(
 
 def test_a_set_of_a_thousand_shards_needs_no_thousand_open_files(tmp_path):
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, before[1]), before[1]))
+    with (tmp_path / "highest").open("wb") as file:
+        room = file.fileno() + 200  # what other tests hold open counts too
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(room, before[1]), before[1]))
     try:
         urls, _ = write(tmp_path / "out@1000", [str(number).encode() for number in range(2500)])
     finally:
@@ -507,3 +510,22 @@ def test_a_killed_append_leaves_the_old_records_and_a_tail_that_is_noticed(tmp_p
         assert caught.value.offset == size + more // 116 * 116
     else:
         write(tmp_path / "a", [b"more"], append=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "magic"), [("a.tfrecord.gz", b"\x1f\x8b"), ("a.tfrecord.zlib", b"\x78"), ("a.tfrecord", b"\3\0\0\0")]
+)
+def test_the_suffix_says_how_a_file_is_compressed(tmp_path, name, magic):
+    with TFRecordWriter(tmp_path / name) as writer:
+        writer.write(b"abc")
+    assert (tmp_path / name).read_bytes().startswith(magic)
+    assert list(iter_records(tmp_path / name)) == [b"abc"]
+    with TFRecordWriter(tmp_path / f"plain-{name}", compression="") as writer:
+        writer.write(b"abc")
+    assert (tmp_path / f"plain-{name}").read_bytes().startswith(b"\3\0\0\0")
+
+
+def test_a_set_is_compressed_as_its_suffix_says(tmp_path):
+    with TFRecordWriter(tmp_path / "out@2.tfrecord.gz") as writer:
+        writer.write(b"abc")
+    assert (tmp_path / "out-00000-of-00002.tfrecord.gz").read_bytes().startswith(b"\x1f\x8b")

@@ -84,7 +84,10 @@ def open_source(source: str) -> Dataset:
                 raise fault.error(dataset.shard_url(shard_index))
     if damaged:
         are = "is" if damaged == 1 else "are"
-        note(f"note: {counted(damaged, 'shard')} {are} damaged; only what stands before the damage is known")
+        if has_records_alone(dataset):
+            note(f"note: {counted(damaged, 'shard')} {are} damaged; see: shardset check {quote(source)}")
+        else:
+            note(f"note: {counted(damaged, 'shard')} {are} damaged; only what stands before the damage is known")
     return dataset
 
 

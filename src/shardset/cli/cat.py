@@ -97,7 +97,7 @@ def find_payload(dataset: Dataset, name: str) -> memoryview:
     )
 
 
-_RECORD: Final = re.compile(r"([0-9]{1,18})(?:\.(.+))?", re.DOTALL)
+_RECORD: Final = re.compile(r"([0-9]{1,18})(?:\.(.*))?", re.DOTALL)
 
 
 def find_record(dataset: Dataset, name: str) -> memoryview | None:

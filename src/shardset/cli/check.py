@@ -124,7 +124,7 @@ def _print(report: CheckReport) -> None:
     print_shards(report.shards)
     if any(report.all_findings):
         click.echo()
-    for line in finding_lines(report.findings, {}):
+    for line in finding_lines(report.findings, {}, names_shards=True):
         click.echo(line)
     for shard in report.shards:
         if shard.findings:
@@ -134,8 +134,12 @@ def _print(report: CheckReport) -> None:
     click.echo()
     click.echo(printable(_summary(report)))
     damaged = [shard for shard in report.shards if shard.has_errors and shard.records]
-    if damaged:
+    if len(damaged) == 1:
         click.echo(printable(f"next: {_fix_line(damaged[0].shard)}"))
+    elif damaged:
+        shards = " ".join(quote(near_path(shard.shard)) for shard in damaged[:_SHOWN])
+        more = "" if len(damaged) <= _SHOWN else " ..."
+        click.echo(printable(f"next: shardset fix {shards}{more} -o repaired/"))
 
 
 def print_shards(shards: Sequence[ShardCheck]) -> None:
@@ -177,12 +181,15 @@ def _state(shard: ShardCheck) -> str:
     return "good, with warnings" if "warning" in severities else "good"
 
 
-def finding_lines(findings: Sequence[Finding], counts: Mapping[str, int]) -> Iterator[str]:
+def finding_lines(
+    findings: Sequence[Finding], counts: Mapping[str, int], *, names_shards: bool = False
+) -> Iterator[str]:
     """Yield findings as lines, each kind with its hint behind its last one.
 
     Args:
         findings: Of one shard.
         counts: How many there are of each code, where not all were kept.
+        names_shards: They are of several shards, which the lines name.
     """
     by_code: dict[str, list[Finding]] = {}
     for finding in findings:
@@ -190,6 +197,8 @@ def finding_lines(findings: Sequence[Finding], counts: Mapping[str, int]) -> Ite
     for code, several in by_code.items():
         for finding in several[:_SHOWN]:
             where = "" if finding.offset is None else f" at byte {finding.offset}"
+            if names_shards and finding.shard:
+                where = f" in {near_path(finding.shard)}{where}"
             yield one_line(f"{code} {finding.severity}{where}: {finding.message}{_lost(finding)}")
         number = max(counts.get(code, 0), len(several))
         if number > _SHOWN:

@@ -58,7 +58,11 @@ def parse_size(text: str) -> int:
     metavar="OUT",
     help="Folder, or a file name such as out.tar or out@8.tfrecord; on this machine or in a bucket.",
 )
-@click.option("--to", type=click.Choice(["tar", "tfrecord"]), help="Format to write. By default the other one.")
+@click.option(
+    "--to",
+    type=click.Choice(["tar", "tfrecord"]),
+    help="Format to write. By default that of OUT's suffix, or the other one.",
+)
 @click.option(
     "--shards", type=click.IntRange(min=1), metavar="N", help="Divide the samples evenly into so many shards."
 )
@@ -74,7 +78,7 @@ def parse_size(text: str) -> int:
     "--on-error",
     type=click.Choice(["raise", "warn", "skip"]),
     default="raise",
-    help="At damage: stop, or convert what stands before it with or without a warning.  [default: raise]",
+    help="At damage: stop, or convert what is good, with or without a warning.  [default: raise]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, as docs/json.md describes it.")
 @click.pass_obj
@@ -92,7 +96,8 @@ def command(
 
     A sample of a tar becomes one Example, with a feature for each suffix and the key in __key__. A record becomes
     members of a tar: image%2fencoded.jpg for the feature image/encoded, label.npy for numbers. Converted back, the
-    samples are what they were. Each shard becomes one of the same name, unless --shards or --max-... divide them anew.
+    samples are what they were, features in the order of their names. Each shard becomes one of the same name, unless
+    --shards or --max-... divide them anew.
     """
     source = sources[0] if len(sources) == 1 else list(sources)
     with progress_bar(settings, "converting") as progress, misuse("see: shardset convert --help"):

@@ -26,10 +26,10 @@ def faults_document(dataset: Dataset) -> list[dict[str, Any]]:
     ]
 
 
-def print_faults(dataset: Dataset) -> None:
-    """Print what is wrong or odd in a shard."""
+def print_faults(dataset: Dataset, nothing: str = "no findings") -> None:
+    """Print what is wrong or odd in a shard, or that there is nothing."""
     faults = [fault for _, fault in dataset.faults()]
-    click.echo(f"\n{counted(len(faults), 'finding') if faults else 'no findings'}")
+    click.echo(f"\n{counted(len(faults), 'finding') if faults else nothing}")
     for fault in faults:
         member = "" if fault.member is None else f", {fault.member}"
         click.echo(one_line(f"{fault.code} at byte {fault.offset}{member}"))

@@ -48,13 +48,15 @@ class ShownFeature(NamedTuple):
 class ShownRecord(NamedTuple):
     """A record: what its payload is (``"example"``, ``"sequence_example"`` or None), and its features.
 
-    `look` is what a payload that is neither looks like, and `problem` says why it could not be read.
+    `look` is what a payload that is neither looks like, and `problem` says why it could not be read. `is_damaged` says
+    that it does not have the checksum that is stored.
     """
 
     form: str | None
     features: list[ShownFeature]
     look: Look | None
     problem: str | None
+    is_damaged: bool = False
 
 
 def show_record(sample: RecordSample) -> ShownRecord:
@@ -66,7 +68,7 @@ def show_record(sample: RecordSample) -> ShownRecord:
     try:
         raw = sample.record
     except FormatError as error:
-        return ShownRecord(None, [], None, str(error))
+        return ShownRecord(None, [], None, str(error), is_damaged=True)
     try:
         values = sample.read()
     except DecodeError as error:

@@ -19,6 +19,7 @@ from .text import counted, dump_json, human_size, name_fields, printable
 if TYPE_CHECKING:
     from shardset.doctor.repair import FixReport, ShardFix
 
+_SHOWN: Final = 8
 _HINT: Final = "name another file, or write over one that is there with --force; see: shardset fix --help"
 
 
@@ -83,7 +84,7 @@ def fix_document(report: FixReport) -> dict[str, Any]:
 
 def _print(report: FixReport) -> None:
     print_shards([shard.check for shard in report.shards])
-    for line in finding_lines(report.findings, {}):
+    for line in finding_lines(report.findings, {}, names_shards=True):
         click.echo(line)
     click.echo()
     for shard in report.shards:
@@ -91,7 +92,8 @@ def _print(report: FixReport) -> None:
     lost = report.lost_records
     click.echo(f"about {counted(lost, 'record')} lost" if lost else "no record is lost")
     if report.shards:
-        click.echo(printable(f"next: shardset check {quote(near_path(report.shards[0].destination))}"))
+        made = " ".join(quote(near_path(shard.destination)) for shard in report.shards[:_SHOWN])
+        click.echo(printable(f"next: shardset check {made}{' ...' if len(report.shards) > _SHOWN else ''}"))
 
 
 def _line(shard: ShardFix) -> str:

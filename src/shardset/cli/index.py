@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     examples=[
         ("shardset index photos/ --geometry", "all shards below a folder, with the pixel sizes of their images"),
         ("shardset index photos/ --destination indexes/", "leave the folder as it is; the indexes go elsewhere"),
-        ("shardset index photos/ --no-sidecars", "the catalog alone"),
+        ("shardset index records/ --text-index", "TFRecord shards, with an index for DALI beside each"),
         ("shardset index photos/ --on-error skip --json", "damaged shards up to their damage; a report for programs"),
     ],
 )

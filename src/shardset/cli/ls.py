@@ -49,7 +49,7 @@ _KNOWN: Final = ("width", "height", "orientation", "caption")
     examples=[
         ("shardset ls photos/", "the shards of a folder, at any depth"),
         ("shardset ls photos/photos-00000.tar", "the samples of a shard"),
-        ("shardset ls 'photos-{000..063}.tar' --limit 0", "all of them, however many"),
+        ("shardset ls 'train@64.tfrecord' --limit 0", "all of a set of 64 TFRecord shards"),
         ("shardset ls photos.tar --json | jq -r .key", "the keys alone"),
     ],
 )

@@ -39,6 +39,16 @@ COMMANDS: Final = {
     "completion": "Print the completion script of a shell.",
 }
 
+_MEANT: Final = {
+    **dict.fromkeys(("count", "len", "summary"), "stats"),
+    **dict.fromkeys(("describe", "head", "info", "inspect"), "show"),
+    "schema": "show --schema",
+    **dict.fromkeys(("list", "dir"), "ls"),
+    **dict.fromkeys(("validate", "verify"), "check"),
+    **dict.fromkeys(("repair", "salvage"), "fix"),
+}
+"""What other programs call what ours do."""
+
 EXIT_CODES: Final = """\
 Exit codes: 0 fine; 1 a check found problems; 2 wrong usage; 3 cannot read (missing, refused, no shard, or damaged); 4
 input or output failed part-way; 130 interrupted; 70 a bug. A closed pipe is no error."""
@@ -121,6 +131,14 @@ class Program(click.Group):
             return None
         command: click.Command = import_module(f".{name.replace('-', '_')}", __package__).command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or say what the one that was meant is called here."""
+        if args and args[0] in _MEANT:
+            raise MisuseError(f"no such command {args[0]!r}", f"shardset {_MEANT[args[0]]}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands."""
@@ -258,8 +276,8 @@ def note(text: str) -> None:
 )
 @click.version_option(package_name="shardset", message="shardset %(version)s")
 def main() -> None:
-    """Look into training data in shards, and index it: WebDataset tar files, as they are.
+    """Look into training data in shards, and index it: WebDataset tar and TFRecord files, as they are.
 
-    A SOURCE is a folder (searched at any depth), a shard, a glob, or a pattern such as train-{000..063}.tar. One sample
-    is named SHARD#KEY, or SHARD#NUMBER.
+    A SOURCE is a folder (searched at any depth), a shard, a glob, or a pattern such as train-{000..063}.tar or
+    train@64.tfrecord. One sample is named SHARD#KEY, or SHARD#NUMBER.
     """

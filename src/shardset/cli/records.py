@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -52,12 +53,13 @@ def print_record(sample: RecordSample, dataset: Dataset) -> None:
     shown, place = show_record(sample), sample.record_range
     is_plain = not dataset.shard_entry(sample.shard_index).compression
     look, before = shown.look, "" if is_plain else " before compression"
+    form = "damaged" if shown.is_damaged else _FORMS[shown.form]
     print_facts(
         [
             ("record", sample.key),
             ("shard", near_path(sample.shard)),
             ("sample", f"{sample.sample_index} of {len(dataset)}"),
-            ("payload", f"{_FORMS[shown.form]}, {counted(place.length, 'byte')} from byte {place.offset:,}{before}"),
+            ("payload", f"{form}, {counted(place.length, 'byte')} from byte {place.offset:,}{before}"),
             ("range", f"{place.offset}-{place.end - 1}" if is_plain and place.length else None),
             ("problem", shown.problem),
             ("content", look and (shorten(one_line(look.text), 200) if look.text else look.kind)),
@@ -105,14 +107,14 @@ def print_record_shard(dataset: Dataset) -> None:
             ("format", kept),
             ("payloads", spread and f"{spread.least:,} to {spread.greatest:,} bytes, median {spread.middle:,}"),
             ("framing", f"{framing:.1%} of the bytes" if len(lengths) else None),
-            ("digest", entry.digest),
+            ("headers", entry.digest),
         ]
     )
     if len(dataset):
         shown = show_record(_first(dataset))
         click.echo(f"\nfirst record: {_FORMS[shown.form]}" + (f" ({one_line(shown.problem)})" if shown.problem else ""))
         print_features(shown.features)
-    print_faults(dataset)
+    print_faults(dataset, f"no findings in the headers; payloads: shardset check {quote(near_path(entry.url))}")
 
 
 def _first(dataset: Dataset) -> RecordSample:
@@ -141,11 +143,18 @@ def read_schema(dataset: Dataset, settings: Settings) -> tuple[FeatureSchema, ..
             raise MisuseError(str(error), "shardset stats counts the fields of tar shards") from error
 
 
+def left_out(dataset: Dataset) -> int:
+    """Return how many records could not be read into a schema."""
+    counts = dataset.report.counts
+    return counts.get("bad_payload_checksum", 0) + counts.get("bad_example", 0)
+
+
 def schema_document(dataset: Dataset, schema: tuple[FeatureSchema, ...]) -> dict[str, Any]:
     """Return what ``--json`` prints of a schema."""
     return {
         **name_fields("source", dataset.name),
-        "num_records": len(dataset),
+        "num_records": len(dataset) - left_out(dataset),
+        "left_out": left_out(dataset),
         "features": [
             {
                 "feature": clean(feature.name),
@@ -181,7 +190,17 @@ _SCHEMA_COLUMNS: Final = (
 
 def print_schema(dataset: Dataset, schema: tuple[FeatureSchema, ...]) -> None:
     """Print a schema as a table."""
-    print_facts([("source", dataset.name), ("records", f"{len(dataset):,}")])
+    lost = left_out(dataset)
+    print_facts(
+        [
+            ("source", dataset.name),
+            ("records", f"{len(dataset) - lost:,}"),
+            (
+                "left out",
+                f"{lost:,} damaged, or no Example; see: shardset check {quote(dataset.name)}" if lost else None,
+            ),
+        ]
+    )
     click.echo()
     print_table(
         _SCHEMA_COLUMNS,

@@ -63,6 +63,9 @@ def command(settings: Settings, address: str, *, schema: bool, as_json: bool) ->
 
     KEY is the key of a sample or, if no sample has it, a sample's number; of a TFRecord shard, the number of a record.
     The range of a payload is one that curl -r takes: its first and its last byte in the shard.
+
+    In a schema, missing counts the records without a feature, no kind those that name it and give it no list, and empty
+    those whose list has no values.
     """
     source, fragment = split_address(address)
     dataset = open_source(source)
@@ -78,7 +81,7 @@ def command(settings: Settings, address: str, *, schema: bool, as_json: bool) ->
     else:
         raise MisuseError(
             f"{without_secrets(source)} is {counted(dataset.num_shards, 'shard')}; show takes one shard or one sample",
-            f"shardset ls {quote(without_secrets(source))}",
+            f"shardset ls {quote(without_secrets(source))}, or of TFRecord shards: show --schema",
         )
     if as_json:
         click.echo(dump_json(shown.document()))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from .address import open_source
+from .address import has_records_alone, open_source
 from .counts import (
     ASPECT_EDGES,
     count_captions,
@@ -38,6 +39,7 @@ _BAR: Final = 24
     examples=[
         ("shardset stats photos/", "a folder of shards"),
         ("shardset stats 'photos-{000..063}.tar'", "some of them"),
+        ("shardset stats train@64.tfrecord", "a set of 64 TFRecord shards"),
         ("shardset stats photos/ --json | jq .num_samples", "one number"),
     ],
 )
@@ -128,7 +130,7 @@ def _print_stats(dataset: Dataset) -> None:
             ("damaged", f"{damaged:,}" if (damaged := _num_damaged(dataset)) else None),
             ("samples", f"{catalog.num_samples:,}"),
             ("per shard", _spread_text(per_shard)),
-            ("files", f"{catalog.num_files:,}"),
+            ("files", None if has_records_alone(dataset) else f"{catalog.num_files:,}"),
             ("no sample", f"{counted(other_files, 'file')}, {human_size(other_size)}" if other_files else None),
             ("captions", captions and _captions_text(captions)),
             ("pictures", geometry and _pictures_text(geometry)),
@@ -145,9 +147,11 @@ def _print_stats(dataset: Dataset) -> None:
         click.echo()
         print_table((Column("finding"), Column("count", is_right=True, show="{:,}".format)), sorted(findings.items()))
     if at_terminal() and any(catalog.group(number).record_layout >= 0 for number in range(catalog.num_groups)):
-        note("\nFor the features of records: shardset show --schema SOURCE")
-    if at_terminal() and not (manifest.captions and manifest.geometry):
-        note("\nFor captions and shapes: shardset index --geometry SOURCE")
+        click.echo()
+        note(f"for the features of records: shardset show --schema {quote(dataset.name)}")
+    if at_terminal() and not has_records_alone(dataset) and not (manifest.captions and manifest.geometry):
+        click.echo()
+        note(f"for captions and shapes: shardset index --geometry {quote(dataset.name)}")
 
 
 def _spread_text(spread: Spread | None) -> str | None:

@@ -402,7 +402,8 @@ def load_sidecar(shard: ShardSource, store: Store, *, url: str, report: Report) 
     except IndexFileError as error:
         with suppress(IndexFileError):
             earlier = parse_sidecar(payload, path=url)
-            if earlier.index.records is not None and earlier.index.size < shard.info.size:
+            form = earlier.index.records
+            if form is not None and not form.compression and earlier.index.size < shard.info.size:
                 return earlier
         _leave_aside(shard, error, report)
         return None

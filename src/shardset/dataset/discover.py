@@ -9,6 +9,7 @@ import errno
 import glob
 import logging
 import os
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -47,6 +48,7 @@ logger = logging.getLogger(__name__)
 LIST_SUFFIXES: Final = (".txt", ".list", ".lst", ".json")
 """Files that name shards: one on a line, or in JSON a list of them, or wids' ``{"shardlist": [{"url": ...}]}``."""
 _COMPRESSED: Final = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
+_PERHAPS: Final = (".gz", ".zlib")
 _LONGEST_LIST: Final = 256 << 20
 _DEEPEST: Final = 4
 _AT_ONCE: Final = 32
@@ -179,7 +181,7 @@ class _Search:
         """Give the shards that one name stands for."""
         if has_braces(item) and not self._exists(item):
             return list(self.resolve_all(expand_braces(item), depth))
-        if has_count(item) and not self._exists(item):
+        if has_count(_path(item)) and not self._exists(item):
             return self._find_set(item)
         if has_glob(_path(item)) and not self._exists(item):
             if self.subfolder:
@@ -274,13 +276,30 @@ class _Search:
         """
         if self.subfolder:
             raise ValueError(f"{without_secrets(item)}: a subfolder is one of a folder; write it into the name")
-        names = expand_count(item)
-        if len(names) > 1 or not has_glob(names[0]):
-            return self._find_all(item, names)
-        found = [info for info in self._match(names[0]) if parse_numbered(_path(info.url)) is not None]
+        # As it was given: `_path` would leave out a login too.
+        path, query = split_query(item) if url_scheme(item) in {"http", "https"} else (item, "")
+        names = expand_count(path)
+        if len(names) == 1 and has_glob(names[0]):
+            found = self._find_only(item, names[0] + query)
+            if not found:
+                raise NotFoundError("no shards found", url=item, hint="their names are like train-00000-of-00064")
+            return found
+        infos = self._find_all([name + query for name in names])
+        missing = [name for name, info in zip(names, infos, strict=True) if info is None]
+        if len(missing) == len(names):  # ``train@64`` may also mean train-00000-of-00064.tfrecord
+            found = self._find_only(item, re.sub(r"-0+-of-(?=[0-9]+[^/]*$)", "-[0-9]*-of-", names[0]) + ".*" + query)
+            if found:
+                return found
+        if missing:
+            raise _incomplete(item, len(missing), len(names), missing[:8])
+        return [info for info in infos if info is not None]
+
+    def _find_only(self, item: str, pattern: str) -> list[ObjectInfo]:
+        """Give the one set of shards that a glob finds, all of it, or nothing if there is none."""
+        found = [info for info in self._match(pattern) if named_format(url_name(info.url)) is not None]
         sets = find_sets([_path(info.url) for info in found])
         if not sets:
-            raise NotFoundError("no shards found", url=item, hint="their names are like train-00000-of-00064")
+            return []
         if len(sets) > 1:
             said = ", ".join(f"{url_name(one.prefix)}-...-of-{one.total:05d}{one.suffix}" for one in sets[:4])
             raise ValueError(f"{without_secrets(item)} stands for {len(sets)} sets of shards: {said}; name one of them")
@@ -288,8 +307,8 @@ class _Search:
             raise _incomplete(item, sets[0].num_missing, sets[0].total, sets[0].missing())
         return found
 
-    def _find_all(self, item: str, names: list[str]) -> list[ObjectInfo]:
-        """Look up every shard of a set, side by side where they are elsewhere."""
+    def _find_all(self, names: list[str]) -> list[ObjectInfo | None]:
+        """Look up shards, side by side where they are elsewhere; None for each that is not there."""
         answers: list[ObjectInfo | None] = [None] * len(names)
 
         def look_up(number: int) -> None:
@@ -297,11 +316,8 @@ class _Search:
                 answers[number] = self.store.info(_whole(names[number]))
 
         jobs = [partial(look_up, number) for number in range(len(names))]
-        run_all(jobs, _AT_ONCE if is_remote(item) else 1)
-        missing = [name for name, info in zip(names, answers, strict=True) if info is None]
-        if missing:
-            raise _incomplete(item, len(missing), len(names), missing[:8])
-        return [info for info in answers if info is not None]
+        run_all(jobs, _AT_ONCE if is_remote(names[0]) else 1)
+        return answers
 
 
 def _incomplete(item: str, missing: int, total: int, names: list[str]) -> NotFoundError:
@@ -393,9 +409,12 @@ def _is_shard(info: ObjectInfo, folder: str, report: Report) -> bool:
     if any(part.startswith(".") for part in path.split("/")):
         return False  # temporary files, catalogs, and what other tools hide
     name = url_name(info.url)
+    is_shard = named_format(name) is not None
     if name.lower().endswith(_COMPRESSED):
         report.add("compressed_shard", Place(info.url))
-    return named_format(name) is not None
+    elif not is_shard and name.lower().endswith(_PERHAPS):
+        report.add("unknown_name", Place(info.url, message="its name tells nothing; name it to have its content tell"))
+    return is_shard
 
 
 def _common_folder(urls: list[str]) -> str:

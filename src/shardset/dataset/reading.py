@@ -262,6 +262,7 @@ class BatchReader:
             # What is copied is copied as a whole, so that arrays are views of it and not of the map.
             raw = bytes(payload) if copy else payload
             values |= parse_record(raw, fields, shard=shard, key=key, views=not copy)
+            values["__key__"] = key  # also where a feature is called so, which sample["__key__"] gives
         except DecodeError as error:
             self._skip(error, "bad_example", shard, key)
             return None

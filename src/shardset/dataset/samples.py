@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final, overload
+import math
+import operator
+from typing import TYPE_CHECKING, Any, Final, SupportsIndex, overload
 
 from shardset.errors import FormatError, MissingFieldError
 from shardset.index.build import settle_faults
@@ -360,7 +362,7 @@ class Samples(Shards):
         """
         return read_schema(self, start=start, stop=stop, progress=progress)
 
-    def split(self, parts: int | Sequence[float]) -> list[range]:
+    def split(self, parts: SupportsIndex | Sequence[float]) -> list[range]:
         """Divide the samples into runs of neighbours, the same ones each time: each sample is in exactly one.
 
         Part `i` of `n` is ``range(i * len(ds) // n, (i + 1) * len(ds) // n)``, so that workers need not talk.
@@ -376,13 +378,14 @@ class Samples(Shards):
             ValueError: There is no part, or a share is negative, or all are zero.
         """
         count = len(self)
-        if isinstance(parts, int):
+        if isinstance(parts, SupportsIndex):
+            parts = operator.index(parts)
             if parts < 1:
                 raise ValueError(f"{parts} parts: there is at least one")
             ends = [(part + 1) * count // parts for part in range(parts)]
         else:
             total = sum(parts)
-            if not parts or min(parts) < 0 or not total > 0:
+            if not len(parts) or min(parts) < 0 or not 0 < total < math.inf:
                 raise ValueError(f"shares are not negative, and not all zero: {parts!r}")
             ends = [min(count, round(sum(parts[: part + 1]) / total * count)) for part in range(len(parts))]
         return [range(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]

@@ -103,7 +103,10 @@ def _name(name: str) -> tuple[bytes, bytes]:
     """Return what a name sorts by, and an entry's bytes from the name's tag to the value's."""
     if not isinstance(name, str):
         raise TypeError(f"a feature's name is a string, not {name!r}")
-    key = name.encode("utf-8", "surrogateescape")
+    try:
+        key = name.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the name {name!r} of a feature is no text that UTF-8 has: {error.reason}") from error
     return key + _LAST, b"".join((_ITEM, _size(len(key)), key, b"\x12"))
 
 

@@ -59,7 +59,7 @@ def read_records(document: dict[str, Any], filesize: int, faults: tuple[Fault, .
     """
     lengths, gaps = _lengths(document.get("lengths")), _gaps(document.get("gaps", []))
     compression = document.get("compression", "")
-    if compression not in {"", "gzip"}:
+    if not isinstance(compression, str) or compression not in {"", "gzip"}:
         raise MalformedError(f"compression is {show(compression)}")
     size = check_whole("content_size", document.get("content_size"), _LONGEST) if compression else filesize
     try:
@@ -68,7 +68,10 @@ def read_records(document: dict[str, Any], filesize: int, faults: tuple[Fault, .
         raise MalformedError("access_points are no base64") from None
     if any(row >= len(lengths) for row, _ in gaps):
         raise MalformedError("a gap is before a record that is not there")
-    if len(lengths) and int(lengths.astype(np.float64).sum()) > size:
+    if gaps and not any(fault.is_error for fault in faults):
+        raise MalformedError("there are gaps between records, and no damage that would tell why")
+    # As Python's numbers, which do not wrap around.
+    if sum(lengths.tolist()) + sum(gap for _, gap in gaps) > size:
         raise MalformedError(f"the records are longer than the shard, which has {size} bytes")
     offsets = lengths_to_offsets(lengths, gaps)
     end = int(offsets[-1] + lengths[-1]) + FRAME_SIZE - HEADER_SIZE if len(lengths) else 0

@@ -12,22 +12,20 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 
-from shardset.errors import FormatError
+from shardset.errors import FormatError, IndexFileError
 from shardset.formats.compression import detect, inflate
 from shardset.formats.faults import Fault
 from shardset.formats.naming import Names
 from shardset.formats.patterns import named_format
 from shardset.formats.tfrecord import FOOTER_SIZE, FRAME_SIZE, HEADER_SIZE, RecordTable, header_crcs, scan_records
 from shardset.formats.tfrecord_salvage import Mended, Records, salvage
-from shardset.storage.gzipped import GzipSource, read_forward
-from shardset.storage.remote import RemoteReader
+from shardset.storage.gzipped import GzipSource
 from shardset.storage.store import url_name
 
+from .forward import iter_pieces, read_forward
 from .table import RecordForm, ShardIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from numpy.typing import NDArray
     from typing_extensions import Buffer
 
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
     Int64s = NDArray[np.int64]
 
 _HEAD: Final = 4 << 10
-_PIECE: Final = 1 << 20
 _PROBES: Final = 8
 
 
@@ -126,7 +123,7 @@ def _build_gzipped(reader: Reader, report: Report) -> ShardIndex:
     # Once through, with all checksums, because whoever makes the points does not notice where a file was cut.
     size, damage = 0, None
     try:
-        for piece in inflate(_pieces(reader), "gzip", shard=reader.url, report=report):
+        for piece in inflate(iter_pieces(reader), "gzip", shard=reader.url, report=report):
             size += len(memoryview(piece))
     except FormatError as error:
         damage = Fault(error.code, error.offset or 0, message=error.message)
@@ -136,14 +133,6 @@ def _build_gzipped(reader: Reader, report: Report) -> ShardIndex:
     source = GzipSource(reader, size)
     table = scan_records(source.reader.read, size)
     return index_from_records(table, reader.size, RecordForm("gzip", size, source.points()))
-
-
-def _pieces(reader: Reader) -> Iterator[Buffer]:
-    if isinstance(reader, RemoteReader):
-        yield from reader.iter_pieces()
-        return
-    for offset in range(0, reader.size, _PIECE):
-        yield reader.view(offset, min(_PIECE, reader.size - offset))
 
 
 def open_records(reader: Reader, form: RecordForm) -> Reader:
@@ -189,24 +178,32 @@ def record_names(count: int) -> Names:
 def fits_records(index: ShardIndex, reader: Reader) -> bool:
     """Look at a few headers of a TFRecord shard, whether they are where an index says.
 
-    Of a plain shard: of records spread over it, and of the last, behind which it must end, unless there are faults. A
-    compressed one must be of the size that the index says, which the caller has compared.
+    The shard must be of the indexed size, end behind the last record, and have the headers of records spread over it.
+    An index that knows of damage fits nothing: a shard that was mended, or whose download went on, looks the same.
 
     Raises:
         StorageError: Reading failed.
     """
     form = index.records
     assert form is not None  # noqa: S101 - the caller has looked
+    if reader.size != index.size or any(fault.is_error for fault in index.faults):
+        return False
     if form.compression:
-        return detect(reader.read(0, min(reader.size, _HEAD))).kind == form.compression
-    if not index.num_files:
-        return reader.size == 0 or bool(index.faults)
+        if detect(reader.read(0, min(reader.size, _HEAD))).kind != form.compression:
+            return False
+        rows = np.array([0, index.num_files - 1] if index.num_files else [], np.int64)  # each costs milliseconds
+        try:
+            return not len(rows) or has_headers(open_records(reader, form), index.offset[rows], index.length[rows])
+        except (FormatError, IndexFileError):
+            return False
+    end = int(index.offset[-1] + index.length[-1]) + FOOTER_SIZE if index.num_files else 0
+    return end == reader.size and _has_some_headers(index, reader)
+
+
+def _has_some_headers(index: ShardIndex, reader: Reader) -> bool:
     rows = np.arange(index.num_files)
     if len(rows) > _PROBES:
         rows = np.linspace(0, len(rows) - 1, _PROBES).astype(np.int64)
-    end = int(index.offset[-1] + index.length[-1]) + FOOTER_SIZE
-    if end > reader.size or (end < reader.size and not index.faults):
-        return False
     return has_headers(reader, index.offset[rows], index.length[rows])
 
 
@@ -233,7 +230,7 @@ def extend_index(index: ShardIndex, reader: Reader) -> ShardIndex | None:
     form = index.records
     if form is None or form.compression or index.faults or not index.num_files or reader.size <= index.size:
         return None
-    if not fits_records(replace(index, faults=(Fault("grown", 0),)), reader):
+    if not _has_some_headers(index, reader):
         return None
     end = int(index.offset[-1] + index.length[-1]) + FOOTER_SIZE
     more = scan_plain(reader, end)

@@ -226,6 +226,8 @@ def _check_top(
 ) -> tuple[dict[str, Any] | list[Any], int | None, bool, _Section]:
     """Return ``files`` unchecked, and checked ``filesize``, ``includes_image_geometry`` and our section."""
     files = document.get("files")
+    if files is None and document.get("format") == "tfrecord":
+        raise MalformedError("this is the index of a TFRecord shard, whose fields stand in its records")
     if not isinstance(files, dict | list):
         raise MalformedError("the index has no files" if files is None else f"files is {show(files)}, not an object")
     filesize = _filesize(document.get("filesize"), shard_size, is_empty=not files)

@@ -190,7 +190,9 @@ class Fetcher:
     def _open(self, shard_index: int, *, as_samples: bool) -> OpenShard:
         """Return files and reader of a shard, columns of the files, and the whole shard with its size if mapped."""
         files, reader = self.files(shard_index), self._reader(shard_index)
-        whole = (self._map(files, reader) if self.load else None) or memoryview(b"")
+        # The payload of a record is compared with its checksum, which `ShardFiles` does.
+        is_sliced = self.load and files.index.records is None
+        whole = (self._map(files, reader) if is_sliced else None) or memoryview(b"")
         size = len(whole) or -1  # without a map nothing lies in it, not even nothing
         rows = files.sample_rows if as_samples else files.file_rows
         return files, reader if as_samples else None, rows, files.offsets, files.lengths, whole, size

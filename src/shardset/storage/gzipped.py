@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import io
 import os
+import struct
 import threading
 import zlib
-from typing import TYPE_CHECKING, Any, Final
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from shardset.errors import FormatError, IndexFileError, MissingExtraError, StorageError
 
@@ -24,7 +26,11 @@ if TYPE_CHECKING:
 
 SPACING: Final = 2 << 20
 """Bytes between two access points, before compression. A point takes some 20 KiB, a random read half of this."""
-_PIECE: Final = 256 << 10
+# The index that indexed_gzip exports (version 1): magic with version and flags, compressed size, size, spacing, window,
+# number of points; for each point both offsets, bits of the byte before, whether it has a window; then the windows.
+_POINTS_HEAD: Final = struct.Struct("<7sQQIII")
+_POINT: Final = struct.Struct("<QQBB")
+_WINDOW: Final = 32 << 10
 # A read passes over what lies between two ranges anyway, so they are read together; more than one at once is no use.
 _LIMITS: Final = ReadLimits(gap=SPACING // 2, most=8 << 20, at_once=1)
 
@@ -46,9 +52,7 @@ class GzipSource:
         self._compressed = reader
         self._points = points
         self._size = size
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
-        self._file = self._open()
+        self._opened = _Opened(os.getpid(), threading.Lock(), self._open())
 
     @property
     def reader(self) -> RemoteReader:
@@ -69,7 +73,7 @@ class GzipSource:
         if self._points is None and self._size:
             self._fill(self._size - 1, memoryview(bytearray(1)))
             found = io.BytesIO()
-            self._file.export_index(fileobj=found)
+            self._opened.file.export_index(fileobj=found)
             self._points = zlib.compress(found.getvalue())
         return self._points or b""
 
@@ -83,21 +87,24 @@ class GzipSource:
         file = IndexedGzipFile(fileobj=source, spacing=SPACING, readbuf_size=1 << 20, skip_crc_check=True)
         if self._points:
             try:
-                file.import_index(fileobj=io.BytesIO(zlib.decompress(self._points)))
+                points = _unpack_points(self._points, self._size, self._compressed.size)
+                file.import_index(fileobj=io.BytesIO(points))
             except _gzip_errors() as error:
-                what = f"the access points of a compressed shard cannot be read ({error})"
+                what = f"the access points of a compressed shard cannot be used ({error})"
                 raise IndexFileError(what, path=self._compressed.url, hint="index the shard again") from error
         return file
 
     def _fill(self, offset: int, view: memoryview) -> None:
-        with self._lock:
-            if self._pid != os.getpid():  # the parent's place in the file is not this process's
-                self._file, self._pid = self._open(), os.getpid()
+        opened = self._opened
+        if opened.pid != os.getpid():
+            # A child's own: the parent's place in the file is another, and a thread of it may have held the lock.
+            opened = self._opened = _Opened(os.getpid(), threading.Lock(), self._open())
+        with opened.lock:
             try:
-                self._file.seek(offset)
+                opened.file.seek(offset)
                 done = 0
                 while done < len(view):
-                    count = self._file.readinto(view[done:])
+                    count = opened.file.readinto(view[done:])
                     if not count:
                         what = f"the shard ends at byte {offset + done} of its content"
                         raise StorageError(what, url=self._compressed.url)
@@ -106,67 +113,42 @@ class GzipSource:
                 raise _damaged(self._compressed, error) from error
 
 
-def read_forward(reader: Reader, size: int) -> RemoteReader:
-    """Return a reader of the first `size` bytes of a damaged object, as they were before it was compressed.
+class _Opened(NamedTuple):
+    """What one process reads a compressed object with."""
 
-    Access points reach no farther than the last one before the damage; what stands behind that can be had by
-    decompressing all before it. So ranges in ascending order cost little, and others begin at the front again.
+    pid: int
+    lock: threading.Lock
+    file: Any
 
-    Args:
-        reader: The compressed object.
-        size: Bytes before compression that can be read.
+
+def _unpack_points(packed: bytes, size: int, compressed_size: int) -> bytes:
+    """Return access points as `indexed_gzip` imports them, if they are such that it can follow them.
+
+    It takes what it is given: points that do not ascend would send it round for ever.
+
+    Raises:
+        ValueError: They are not those of an object of these sizes.
+        zlib.error: They cannot be unpacked.
     """
-    return RemoteReader(ObjectInfo(reader.url, size, reader.identity), _Forward(reader).fill, _LIMITS)
-
-
-class _Forward:
-    """Decompresses from the front on, member by member, and stays where it is."""
-
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-        self._lock = threading.Lock()
-        self._restart()
-
-    def _restart(self) -> None:
-        self._taken = self._at = 0
-        self._rest = b""
-        self._member = zlib.decompressobj(31)
-
-    def _next(self, most: int) -> bytes:
-        """Give the next bytes, `most` at most; none at the end."""
-        while True:
-            if self._member.eof:
-                self._rest, self._member = self._member.unused_data, zlib.decompressobj(31)
-            if not self._rest:
-                count = min(_PIECE, self._reader.size - self._taken)
-                self._rest = self._reader.read(self._taken, count)
-                self._taken += count
-                if not count:
-                    return b""
-            given = self._member.decompress(self._rest, most)
-            self._rest = self._member.unconsumed_tail
-            if given:
-                self._at += len(given)
-                return given
-
-    def fill(self, offset: int, view: memoryview) -> None:
-        with self._lock:
-            if offset < self._at:
-                self._restart()
-            try:
-                while self._at < offset and self._next(min(_PIECE, offset - self._at)):
-                    pass
-                done = 0
-                while done < len(view):
-                    given = self._next(len(view) - done)
-                    if not given:
-                        what = f"the shard ends at byte {self._at} of its content"
-                        raise StorageError(what, url=self._reader.url)
-                    view[done : done + len(given)] = given
-                    done += len(given)
-            except zlib.error as error:
-                self._restart()
-                raise _damaged(self._reader, error) from error
+    most = size // (SPACING // 2) + 16  # it puts them a little closer or farther than it was told
+    unpacked = zlib.decompressobj().decompress(packed, _POINTS_HEAD.size + most * (_POINT.size + _WINDOW) + 1)
+    if len(unpacked) < _POINTS_HEAD.size:
+        raise ValueError("they are cut short")
+    magic, stated_compressed, stated, _, window, count = _POINTS_HEAD.unpack_from(unpacked)
+    if magic[:5] != b"GZIDX" or window != _WINDOW or count > most:
+        raise ValueError("they are of another kind")
+    if (stated_compressed, stated) != (compressed_size, size):
+        raise ValueError(f"they are of {stated_compressed} and {stated} bytes, not {compressed_size} and {size}")
+    end = _POINTS_HEAD.size + count * _POINT.size
+    if len(unpacked) < end:
+        raise ValueError("they are cut short")
+    points = list(_POINT.iter_unpack(unpacked[_POINTS_HEAD.size : end]))
+    if len(unpacked) != end + _WINDOW * sum(bool(has_window) for *_, has_window in points):
+        raise ValueError("their windows are missing, or too many")
+    for before, after in pairwise([(-1, -1), *(point[:2] for point in points), (compressed_size + 1, size + 1)]):
+        if not (before[0] < after[0] and before[1] < after[1]):
+            raise ValueError("they do not ascend")
+    return unpacked
 
 
 def _damaged(reader: Reader, error: Exception) -> FormatError:

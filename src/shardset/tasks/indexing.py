@@ -26,7 +26,7 @@ from shardset.errors import AccessError, IndexFileError, NotFoundError, StorageE
 from shardset.index.build import build_index
 from shardset.index.catalog_writer import ShardRow, shard_row
 from shardset.index.document import collector_paused
-from shardset.index.record_sidecar import dump_text_index
+from shardset.index.record_sidecar import dump_text_index, parse_text_index
 from shardset.index.sidecar import dump_sidecar, parse_sidecar
 from shardset.policy import Place, Policy, Report
 from shardset.storage.anywhere import store_for
@@ -152,10 +152,14 @@ def _write_text_index(task: IndexTask, place: str, index: ShardIndex, report: Re
     """Write the text index of DALI beside a plain TFRecord shard; of what cannot have one, count it."""
     form = index.records
     if form is None or form.compression or any(fault.is_error for fault in index.faults):
-        message = "only a plain TFRecord shard without damage has a text index"
-        report.add("no_text_index", Place(task.shard.url, message=message))
+        _count_no_text_index(task, report)
     else:
         task.store.write(place, dump_text_index(index))
+
+
+def _count_no_text_index(task: IndexTask, report: Report) -> None:
+    message = "only a plain TFRecord shard without damage has a text index"
+    report.add("no_text_index", Place(task.shard.url, message=message))
 
 
 def _good_sidecar(task: IndexTask, place: str, index: ShardIndex) -> Sidecar | None:
@@ -300,10 +304,14 @@ def index_dataset(
     rows: dict[int, ShardRow] = {}
     for number, task in enumerate(tasks):
         row = known(task.shard)
-        places_written = [task.place] * task.writes_sidecar + ([task.text_index] if task.text_index else [])
-        if row is not None and all(_exists(store, place) for place in places_written):
-            settle_row(row, policy, report)
-            rows[number] = row
+        if row is None or (task.writes_sidecar and not _exists(store, task.place)):
+            continue
+        if task.text_index is not None and row.compression == "" and not _has_text_index(task, task.text_index, row):
+            continue
+        if task.text_index is not None and row.compression != "":
+            _count_no_text_index(task, report)
+        settle_row(row, policy, report)
+        rows[number] = row
     pending = [number for number in range(len(tasks)) if number not in rows]
     reused, written = len(rows), 0
     if reused and progress is not None:
@@ -321,6 +329,15 @@ def index_dataset(
     root = found.root if folder == beside else None
     catalog = write_catalog(folder, (rows[number] for number in range(len(tasks))), options=options, root=root)
     return IndexResult(catalog, folder, written, reused, report)
+
+
+def _has_text_index(task: IndexTask, place: str, row: ShardRow) -> bool:
+    """Tell whether the text index of a shard is there, and is that of its records as they are now."""
+    try:
+        reader = task.store.open(place)
+        return parse_text_index(reader.read(0, reader.size), row.size, path=place).digest() == row.digest
+    except (IndexFileError, StorageError):
+        return False
 
 
 def _text_index_url(sidecar: str) -> str:

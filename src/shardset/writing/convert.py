@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardset.dataset.discover import find_shards
 from shardset.errors import without_secrets
+from shardset.formats.patterns import named_format
 from shardset.index.build import build_index
 from shardset.index.records import scan_plain, shard_format
 from shardset.policy import Policy, Report
@@ -94,7 +95,7 @@ def convert(
     Args:
         source: Shards of one format, as `discover_dataset` finds them.
         destination: A folder, a file name with a suffix, or such a name with a count; on this machine or in a bucket.
-        to: ``"tar"`` or ``"tfrecord"``; by default the one that the source is not.
+        to: ``"tar"`` or ``"tfrecord"``; by default what the destination's suffix says, or what the source is not.
         shards: Divide the samples evenly into so many shards.
         max_bytes: The most bytes of a shard, before compression, extension headers for long names apart. One larger
             sample has a shard of its own.
@@ -102,8 +103,8 @@ def convert(
         compression: Of TFRecord: ``"GZIP"`` or ``"ZLIB"``, in any case; by default what the destination's suffix says,
             ``.gz`` or ``.zlib``, or none.
         force: Write over shards that are there.
-        policy: What to do about damaged shards, of which what stands before the damage can be converted, and about
-            samples that cannot be converted; by default they raise.
+        policy: What to do about damaged shards, of which the good records, or the samples of a tar before the damage,
+            can be converted, and about samples that cannot be converted; by default they raise.
         store: Where source and destination live; by default the place that their scheme names.
         progress: Called with (shards read, shards of the source).
 
@@ -121,7 +122,7 @@ def convert(
     store = store or AnyStore()
     found = find_shards(source, store=store, report=report)
     origin = _format_of(found, store)
-    target: Target = to or ("tfrecord" if origin == "tar" else "tar")
+    target: Target = to or named_format(os.fspath(destination)) or ("tfrecord" if origin == "tar" else "tar")
     if origin == target == "tar":
         raise ValueError("the shards are tars already: only TFRecord can be divided anew")
     plan = make_plan(

@@ -12,7 +12,7 @@ from shardset.formats.patterns import parse_numbered
 from shardset.storage.store import url_join, url_name
 
 from .shard_files import ShardNames
-from .tfrecord_frames import parse_compression
+from .tfrecord_frames import named_compression, parse_compression
 
 if TYPE_CHECKING:
     from shardset.dataset.discover import Found
@@ -102,7 +102,7 @@ def make_plan(
     is_counted, is_file = not named.is_one, _FILE[to].fullmatch(destination) is not None
     if not is_file and _FILE["tar" if to == "tfrecord" else "tfrecord"].fullmatch(destination):
         raise ValueError(f"{without_secrets(destination)} is no name for {to}")
-    packing = parse_compression(_compression(destination) if compression is None and is_file else compression)
+    packing = parse_compression(named_compression(destination) if compression is None and is_file else compression)
     if packing and to == "tar":
         raise ValueError("a tar is not compressed: its members could not be read one by one any more")
     if not is_counted and not is_file and shards is None and not is_rolled:
@@ -124,11 +124,6 @@ def make_plan(
 
 def _suffix(to: Target, compression: Compression) -> str:
     return ".tar" if to == "tar" else _SUFFIXES[compression]
-
-
-def _compression(destination: str) -> str | None:
-    name = destination.lower()
-    return "GZIP" if name.endswith((".gz", ".gzip")) else "ZLIB" if name.endswith(".zlib") else None
 
 
 def _mirrored(found: Found, folder: str, to: Target, compression: Compression) -> tuple[str, ...]:

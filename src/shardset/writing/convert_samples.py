@@ -9,9 +9,12 @@ import numpy as np
 import orjson
 
 from shardset.dataset.files import read_pieces
+from shardset.dataset.record_frames import read_frames
 from shardset.errors import FormatError, SampleError
+from shardset.formats.tfrecord import HEADER_SIZE, find_corrupt, payload_fault
 from shardset.index.build import build_index
 from shardset.index.record_reader import iter_records
+from shardset.index.records import open_records
 from shardset.policy import Place, Report, settle
 
 from .member_names import ContentSuffixes
@@ -54,14 +57,35 @@ def iter_shard_records(url: str, store: Store, policy: Policy, report: Report) -
     """Yield the records of a TFRecord shard, each compared with its checksum.
 
     Raises:
-        FormatError: The shard is damaged, and the policy says to raise; otherwise it ends there, counted.
+        FormatError: The shard is damaged, and the policy says to raise; otherwise the records that are damaged are left
+            out and counted, and those behind them are yielded as far as they can be found.
         StorageError: Reading failed.
     """
-    try:
+    if policy.on_error == "raise":
         yield from iter_records(url, store=store, report=report)
-    except FormatError as error:
-        place = Place(url, error.offset, message=f"{error.message}; what stands behind is left out")
-        settle(error, error.code, place, policy, report)
+        return
+    reader = store.open(url)
+    index = build_index(reader, policy=policy, report=report)
+    if index.records is None:  # its name says nothing, and its content is no record
+        return
+    content, ends = open_records(reader, index.records), np.cumsum(index.length)
+    first = 0
+    while first < index.num_files:
+        before = int(ends[first - 1]) if first else 0
+        stop = int(np.searchsorted(ends, before + _CHUNK_BYTES, side="right"))
+        stop = min(max(stop, first + 1), first + _CHUNK)
+        offsets = index.offset[first:stop]
+        frames = read_frames(content, offsets, index.length[first:stop])
+        wrong = set(find_corrupt(*frames).tolist())
+        for at, payload in enumerate(frames.payloads):
+            if at in wrong:
+                start = int(offsets[at]) - HEADER_SIZE
+                fault = payload_fault(start, int(frames.stored[at]), payload, first + at)
+                place = Place(url, start, str(first + at), fault.message)
+                settle(fault.error(url), fault.code, place, policy, report)
+            else:
+                yield bytes(payload)
+        first = stop
 
 
 class RecordsToTar:

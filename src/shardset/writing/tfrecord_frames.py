@@ -8,9 +8,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final, Literal, Protocol, cast
 
 import numpy as np
-from crc32c import crc32c
 
-from shardset.formats.tfrecord import masked_crc32c
+from shardset.formats.tfrecord import crc32c, mask_crcs, masked_crc32c
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +23,7 @@ _CRC: Final = struct.Struct("<I")
 _MOST_HEADERS: Final = 65536
 # zlib's window bits: 31 is gzip with a window of 32 KiB and a header without name and time, 15 is zlib.
 _WINDOW: Final = {"GZIP": 31, "ZLIB": 15}
+_NAMED: Final = {".gz": "GZIP", ".gzip": "GZIP", ".zlib": "ZLIB"}
 _headers: dict[int, bytes] = {}
 
 
@@ -36,8 +36,7 @@ def frame_records(payloads: Sequence[bytes]) -> bytes:
     known = _headers
     headers = [known.get(length) or _header(length) for length in map(len, payloads)]
     crcs = np.fromiter(map(crc32c, payloads), np.uint32, len(payloads))
-    masked = ((crcs >> np.uint32(15)) | (crcs << np.uint32(17))) + np.uint32(0xA282EAD8)
-    footers = masked.astype("<u4", copy=False).view("V4").tolist()
+    footers = mask_crcs(crcs).astype("<u4", copy=False).view("V4").tolist()
     return b"".join(chain.from_iterable(zip(headers, payloads, footers, strict=True)))
 
 
@@ -59,6 +58,12 @@ def parse_compression(name: str | None) -> Compression:
     if upper not in {"", *_WINDOW}:
         raise ValueError(f"compression={name!r}: TensorFlow reads 'GZIP', 'ZLIB' and None")
     return cast("Compression", upper)
+
+
+def named_compression(path: str) -> str | None:
+    """Return the compression that the suffix of a file name says, or None."""
+    name = path.rpartition("/")[2].partition("?")[0].lower()
+    return next((kind for suffix, kind in _NAMED.items() if name.endswith(suffix)), None)
 
 
 class Sink(Protocol):

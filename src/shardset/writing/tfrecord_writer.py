@@ -15,7 +15,7 @@ from shardset.storage.anywhere import store_for
 from shardset.storage.store import is_remote, url_scheme
 
 from .shard_files import PendingFile, ShardNames
-from .tfrecord_frames import FrameStream, parse_compression
+from .tfrecord_frames import FrameStream, named_compression, parse_compression
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -62,8 +62,8 @@ class TFRecordWriter:
         max_records: The most records in a shard.
         max_bytes: The most bytes of a shard, framing included, before compression. One larger record has a shard of
             its own.
-        compression: ``"GZIP"`` or ``"ZLIB"``, in any case, as TensorFlow reads it; by default none. With `append` it is
-            that of the file.
+        compression: ``"GZIP"`` or ``"ZLIB"``, in any case, as TensorFlow reads it, or ``""``; by default what the
+            suffix says (``.gz``, ``.zlib``), or none. With `append` it is that of the file.
         append: Write behind the records that are there.
         store: Takes what goes elsewhere; by default the place that the scheme names.
 
@@ -91,7 +91,7 @@ class TFRecordWriter:
         for name, number in (("max_records", max_records), ("max_bytes", max_bytes)):
             if number is not None and number <= 0:
                 raise ValueError(f"{name}={number}: it must be positive")
-        self._compression = parse_compression(compression)
+        self._compression = parse_compression(named_compression(url) if compression is None else compression)
         self._is_rolled = max_records is not None or max_bytes is not None
         self._names = ShardNames(url, is_set=self._is_rolled)
         self._check_arguments(url, append=append)
