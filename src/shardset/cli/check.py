@@ -15,7 +15,7 @@ from .address import near_path
 from .failures import ExitCode
 from .program import Command, Settings
 from .reporting import misuse, progress_bar
-from .tables import Column, print_table
+from .tables import Column, at_terminal, print_table
 from .text import clean, counted, dump_json, human_size, name_fields, one_line, printable
 
 if TYPE_CHECKING:
@@ -148,19 +148,24 @@ def print_shards(shards: Sequence[ShardCheck]) -> None:
     columns = (
         Column("shard", is_flexible=True, is_path=True),
         Column("size", is_right=True, show=human_size),
-        Column("compression"),
-        *(Column(name, is_right=True, show=_number) for name in ("records", "mended", "found again", "lost")),
+        Column("packed"),
+        *(Column(name, is_right=True, show=_number) for name in ("records", "mended", "resynced", "lost")),
         Column("state"),
     )
+    paths = [near_path(shard.shard) for shard in shown]
+    folder, *others = {path.rpartition("/")[0] for path in paths}
+    if at_terminal() and len(paths) > 1 and folder and not others:  # the names alone fit, and tell the shards apart
+        click.echo(printable(f"{folder}/"))
+        paths = [path[len(folder) + 1 :] for path in paths]
     rows = [
         (
-            near_path(shard.shard),
+            path,
             shard.size,
             shard.compression,
             *(shard.records, shard.mended, shard.resynced, shard.lost_records),
             _state(shard),
         )
-        for shard in shown
+        for path, shard in zip(paths, shown, strict=True)
     ]
     kept = [at for at, column in enumerate(columns) if column.name in _ALWAYS or any(row[at] for row in rows)]
     print_table([columns[at] for at in kept], [[row[at] for at in kept] for row in rows])
@@ -178,7 +183,7 @@ def _state(shard: ShardCheck) -> str:
     if shard.has_errors:
         return "damaged"
     severities = {finding.severity for finding in shard.findings}
-    return "good, with warnings" if "warning" in severities else "good"
+    return "warnings" if "warning" in severities else "good"
 
 
 def finding_lines(
