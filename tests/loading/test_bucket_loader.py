@@ -288,3 +288,11 @@ def test_a_dataset_without_images_has_no_buckets(tmp_path):
     again = BucketDataLoader(tmp_path, batch_size=2)
     again.load_state_dict(loader.state_dict())
     assert list(again) == []
+
+
+def test_shards_without_any_size_are_counted_and_said(tmp_path, caplog):
+    write_shard(tmp_path / "a.tar", [("a.txt", b"x"), ("b.txt", b"y")])
+    dataset = discover_dataset(tmp_path)
+    assert list(BucketDataLoader(dataset)) == []
+    assert dataset.report.counts["no_geometry"] == 1
+    assert "geometry" in caplog.text

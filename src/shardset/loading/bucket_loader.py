@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from shardset.errors import StateError
+from shardset.policy import Place
 
 from .bucket_order import STRATEGIES, FileOrder, Plan, Strategy, order_files, plan_pass
 from .bucket_store import dataset_file_order
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from shardset.policy import Policy
 
     from .entry import TarFileEntry
+
+logger = logging.getLogger(__name__)
 
 STATE_VERSION: Final = 1
 _AT_ONCE: Final = 64
@@ -191,6 +195,10 @@ class BucketDataLoader:
             for key, count in zip(order.keys, np.diff(order.starts).tolist(), strict=True):
                 self._counts[key] = self._counts.get(key, 0) + count
             self._windows_seen = window + 1
+        if not len(order.shard):
+            what = "no file here has a known width and height, so nothing comes: index them with geometry"
+            self.dataset.report.add("no_geometry", Place(self.dataset.name, message=what))
+            logger.warning("%s", what)
         return order, plan_pass(order, self._strategy, seed=seed, epoch=epoch, batch_size=batch_size)
 
     def _shards_of(self, window: int) -> range:
