@@ -9,8 +9,8 @@ import pytest
 
 from shardset.errors import CompressedShardError, FormatError, TruncatedError
 from shardset.index.build import build_index, fits_headers
+from shardset.index.numbering import number_by_path
 from shardset.index.records import extend_index, find_gaps, lengths_to_offsets, open_records, record_names, shard_format
-from shardset.index.table import number_by_path
 from shardset.policy import Policy, Report
 from shardset.storage import MemoryStore
 from tfrecords import make_payloads, payload_offsets, record_bytes

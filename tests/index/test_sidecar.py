@@ -17,8 +17,9 @@ from shardset.formats.faults import Fault
 from shardset.formats.naming import Names
 from shardset.formats.tar import scan_tar
 from shardset.formats.tar_header import SparseRow
+from shardset.index.numbering import number_by_path
 from shardset.index.sidecar import Sidecar, dump_sidecar, parse_sidecar, sidecar_path
-from shardset.index.table import GeometryColumns, index_from_files, index_from_table, number_by_path
+from shardset.index.table import GeometryColumns, index_from_files, index_from_table
 
 WEBSHART = DATA / "webshart"
 PHOTOS = WEBSHART / "photos-00000.tar"

@@ -66,6 +66,8 @@ class Dataset(Samples):
             hf_token=hf_token,
         )
         self._metadata_given = self._options.metadata
+        if catalog is not None:
+            self._settle_damage(catalog)
 
     def renew(self, metadata: str | None = None) -> None:
         """Read indexes anew when they are needed next: somebody has changed them.

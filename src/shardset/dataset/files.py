@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from shardset.errors import ChangedError, LimitError
-from shardset.index.table import PathNumbering, number_by_path
+from shardset.index.numbering import PathNumbering, number_by_path
 
 from .record_frames import check_frames, read_frames
 

@@ -12,7 +12,7 @@ from shardset.index.build import settle_faults
 from shardset.index.rows import SampleRow, join_tables, read_row, read_rows
 from shardset.storage.threads import map_ahead
 
-from .catalogs import IndexOptions, build_catalog, catalog_in_cache, find_catalog
+from .catalogs import build_catalog, catalog_in_cache, find_catalog
 from .reading import BatchReader, by_group, sample_kind, split_chunks
 from .record_sample import RecordSample
 from .sample import Sample
@@ -29,12 +29,8 @@ if TYPE_CHECKING:
     from shardset.formats.example_schema import FeatureSchema
     from shardset.formats.faults import Fault
     from shardset.index.catalog import Catalog, Group, ShardEntry
-    from shardset.policy import Policy, Report
-    from shardset.storage.store import Store
 
-    from .discover import Found
     from .reading import Chunk
-    from .shards import Origin
 
 logger = logging.getLogger(__name__)
 
@@ -50,32 +46,8 @@ class Samples(Shards):
         report: What was skipped, left out or not trusted, with places.
     """
 
-    def __init__(
-        self,
-        found: Found | None,
-        store: Store,
-        *,
-        options: IndexOptions | None = None,
-        policy: Policy | None = None,
-        report: Report | None = None,
-        catalog: Catalog | None = None,
-        origin: Origin | None = None,
-        hf_token: str | None = None,
-    ) -> None:
-        super().__init__(
-            found,
-            store,
-            options=options,
-            policy=policy,
-            report=report,
-            catalog=catalog,
-            origin=origin,
-            hf_token=hf_token,
-        )
-        # The samples of the group that was looked into last, which is most often the one looked into next.
-        self._span: tuple[int, int, Any, int] = (0, 0, None, 0)
-        if catalog is not None:
-            self._settle_damage(catalog)
+    # The samples of the group that was looked into last, which is most often the one looked into next.
+    _span: tuple[int, int, Any, int] = (0, 0, None, 0)
 
     @property
     def catalog(self) -> Catalog:

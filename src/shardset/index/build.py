@@ -21,9 +21,10 @@ from shardset.formats.tar_header import BLOCK, ZERO_BLOCK, has_valid_checksum, p
 from shardset.policy import Place, Policy, Report, settle
 from shardset.storage.remote import RemoteReader
 
+from .numbering import number_by_path
 from .records import build_record_index, fits_records, shard_format
 from .remote_scan import scan_remote
-from .table import GeometryColumns, ShardIndex, index_from_table, number_by_path
+from .table import GeometryColumns, ShardIndex, index_from_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from shardset.formats.faults import Fault
     from shardset.storage.store import Reader
 
-    from .table import PathNumbering
+    from .numbering import PathNumbering
 
 MAX_SIDECAR: Final = 10_000_000
 """Caption and metadata members above this many bytes are not read into an index (webshart's limit)."""

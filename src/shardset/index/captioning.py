@@ -15,10 +15,11 @@ from shardset.formats.captions import captions_from_json
 from .build import build_index, fits_headers, iter_documents, read_texts
 from .document import collector_paused, load_document
 from .edit import PATH_NAMES, add_captions, dump_like, iter_entries, path_of
+from .numbering import number_by_path
 from .replacing import Replacements
 from .sidecar import dump_sidecar, read_document
 from .sidecar_entries import MalformedError
-from .table import SIDECAR_SUFFIXES, number_by_path
+from .table import SIDECAR_SUFFIXES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from shardset.policy import Policy, Report
     from shardset.storage.store import Reader
 
-    from .table import PathNumbering, ShardIndex
+    from .numbering import PathNumbering
+    from .table import ShardIndex
 
 _HINT: Final = "index the shard again"
 

@@ -11,7 +11,8 @@ from shardset.formats.compression import Compression, detect, inflate
 from shardset.formats.tfrecord import HEAD_SIZE, HEADER_SIZE
 from shardset.formats.tfrecord_stream import iter_mapped, iter_stream
 from shardset.storage.anywhere import open_store
-from shardset.storage.remote import RemoteReader
+
+from .forward import iter_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from shardset.policy import Report
-    from shardset.storage.store import Reader, Store
+    from shardset.storage.store import Store
 
 _PIECE: Final = 1 << 20
 
@@ -65,7 +66,7 @@ def iter_records(
         whole = reader.map()
         if whole is not None:
             return reading.of_whole(whole, url)
-        return reading.of_pieces(_reader_pieces(reader), url, reader.size)
+        return reading.of_pieces(iter_pieces(reader), url, reader.size)
     if isinstance(source, bytes | bytearray | memoryview):
         return reading.of_whole(memoryview(source).cast("B"), None)
     name = getattr(source, "name", None)
@@ -125,14 +126,6 @@ class _Reading:
                 hint="leave compression out, and the first bytes tell it",
             )
         return self._forced
-
-
-def _reader_pieces(reader: Reader) -> Iterator[Buffer]:
-    if isinstance(reader, RemoteReader):
-        yield from reader.iter_pieces()
-        return
-    for start in range(0, reader.size, _PIECE):
-        yield reader.read(start, min(_PIECE, reader.size - start))
 
 
 def _file_pieces(file: BinaryIO) -> Iterator[Buffer]:

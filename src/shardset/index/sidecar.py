@@ -18,6 +18,7 @@ from shardset.formats.naming import split_names
 from shardset.formats.tar_header import MAX_SIZE
 
 from .document import dump_document, load_document, to_json
+from .numbering import number_by_path
 from .plain_entries import group_plain
 from .record_sidecar import dump_records, read_records
 from .sidecar_entries import (
@@ -34,7 +35,7 @@ from .sidecar_entries import (
     text_or_hex,
     write_entries,
 )
-from .table import GeometryColumns, index_from_files, number_by_path
+from .table import GeometryColumns, index_from_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

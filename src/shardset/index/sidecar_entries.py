@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from .table import PathNumbering, ShardIndex
+    from .numbering import PathNumbering
+    from .table import ShardIndex
 
     Bools = NDArray[np.bool_]
     Int64s = NDArray[np.int64]
