@@ -50,6 +50,7 @@ class ShardFiles:
         self.index = index
         self.url = url
         self.unfit = unfit
+        self._has_records = index.records is not None
         self.json_limit: int | None = None
         self._limited: ShardFiles | None = None
 
@@ -213,7 +214,7 @@ class ShardFiles:
         """
         if self.unfit is not None:
             raise self.unfit
-        if self.index.records is not None:
+        if self._has_records:
             return bytes(self.read_many(reader, [row])[0])
         offset = self.offsets[row]
         if offset < 0:
@@ -224,7 +225,7 @@ class ShardFiles:
         """Give a payload as a view, as `read` does."""
         if self.unfit is not None:
             raise self.unfit
-        if self.index.records is not None:
+        if self._has_records:
             return self.read_many(reader, [row])[0]
         offset = self.offsets[row]
         if offset < 0:
@@ -235,7 +236,7 @@ class ShardFiles:
         """Give many payloads as views, as `read` does, in the order asked."""
         if self.unfit is not None:
             raise self.unfit
-        if self.index.records is not None:
+        if self._has_records:
             return self._read_records(reader, np.array(rows, np.int64))
         offsets, lengths = self.offsets, self.lengths
         starts = [offsets[row] for row in rows]
