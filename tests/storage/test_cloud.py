@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import re
@@ -24,7 +25,7 @@ from shardset.errors import (
     TransferError,
 )
 from shardset.policy import Report
-from shardset.storage import url_join
+from shardset.storage import cloud, url_join
 from shardset.storage.bucket import PART, CloudPlace
 from shardset.storage.cloud import CloudStore, parse_cloud_url
 from shardset.storage.planner import ReadLimits
@@ -337,6 +338,26 @@ def test_children_of_children_read(s3):
     store.write(url, b"child")
     assert run_in_child("fork", _read_after_forks, store, url, 2) == b"child" * 3
     assert store.read(url, 0, 5) == b"child"
+
+
+def _drop_the_parents_clients(pipe, store, url, parents):
+    store.close()
+    content = store.read(url, 0, 5)
+    del store
+    gc.collect()
+    kept = [client for _, clients in cloud._of_parents for client in clients.values()]
+    pipe.send((content, parents in map(id, kept)))
+
+
+@pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="there is no fork here")
+def test_a_child_never_frees_what_obstore_holds_of_its_parent(s3):
+    # It would do so under a lock that a thread of the parent may have held when it forked.
+    url = f"s3://{s3.make_bucket()}/a"
+    store = CloudStore(options=s3.options)
+    store.write(url, b"child")
+    client = next(iter(store._clients[1].values()))
+    assert run_in_child("fork", _drop_the_parents_clients, store, url, id(client)) == (b"child", True)
+    assert not cloud._of_parents
 
 
 # Servers that fail

@@ -13,6 +13,7 @@ import re
 from functools import lru_cache, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakSet
 
 from shardset.errors import ChangedError, NotFoundError, StorageError, without_secrets
 
@@ -33,6 +34,11 @@ if TYPE_CHECKING:
 
 SCHEMES: Final = frozenset({"s3", "s3a", "gs", "gcs", "az", "azure", "abfs", "abfss", "adl"})
 """The schemes of the urls that a `CloudStore` takes."""
+
+# Stores of this process that have clients, and the clients that a forked child got of its parent. obstore frees what it
+# holds under a lock that a thread of the parent may have had at the moment of the fork, so a child never lets go of it.
+_stores: Final[WeakSet[CloudStore]] = WeakSet()
+_of_parents: Final[list[object]] = []
 
 _KINDS: Final = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}
 _AZURE_HOST: Final = re.compile(r"([^@/]+)@([a-z0-9-]+)\.(?:blob|dfs)\.[^/]+")
@@ -187,8 +193,20 @@ class CloudStore(Store):
         name = (place.kind, place.bucket, place.account or "", purpose)
         client = clients.get(name)
         if client is None:
+            _keep_at_fork(self)
             client = clients.setdefault(name, open_bucket(place, self._options, self._retry, purpose))
         return client, key
+
+
+@lru_cache(1)
+def _watch_forks() -> None:
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=lambda: _of_parents.extend([store._clients for store in _stores]))  # noqa: SLF001
+
+
+def _keep_at_fork(store: CloudStore) -> None:
+    _watch_forks()
+    _stores.add(store)
 
 
 def _info(url: str, meta: Mapping[str, Any]) -> ObjectInfo:
