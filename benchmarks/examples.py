@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from measure import ROUNDS, Result, Side, check, compare, limit, once
+from records import Peer
 
 from shardset import encode_example, iter_records, parse_example
 from shardset.formats.example_schema import SchemaBuilder
@@ -22,8 +22,6 @@ from shardset.formats.tfrecord import frame_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
-    from typing import Self
 
 HERE: Final = Path(__file__).parent
 PYTHON: Final = os.environ.get("SHARDSET_TENSORFLOW_PYTHON", str(HERE.parent / ".venv-tensorflow" / "bin" / "python"))
@@ -74,38 +72,6 @@ def _ints(rng: random.Random) -> dict[str, Any]:
     return {"tokens": np.array([rng.randrange(50_000) for _ in range(1000)])}
 
 
-class Peer:
-    """The process with the other libraries."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [PYTHON, str(HERE / "example_peers.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self.version = self._answer()
-
-    def ask(self, command: str, path: Path) -> int:
-        """Return what the process counts."""
-        assert self._process.stdin is not None  # noqa: S101 - a pipe
-        self._process.stdin.write(f"{command} {path}\n")
-        self._process.stdin.flush()
-        return int(self._answer())
-
-    def _answer(self) -> str:
-        assert self._process.stdout is not None  # noqa: S101 - a pipe
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{PYTHON} cannot run {HERE / 'example_peers.py'}: install tfrecord there")
-        return line.strip()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._process.communicate()
-
-
 def run(root: Path, *, quick: bool) -> list[Result]:
     part = 10 if quick else 1
     kinds = [
@@ -114,7 +80,7 @@ def run(root: Path, *, quick: bool) -> list[Result]:
         Kind("1,000 ints up to 50,000", 10_000 // part, _ints),
     ]
     results: list[Result] = []
-    with Peer() as peer:
+    with Peer("example_peers.py") as peer:
         for kind in kinds:
             results += _beside(kind, kind.write(root), peer)
     for kind in kinds:

@@ -58,11 +58,17 @@ class Kind(NamedTuple):
 
 
 class Peer:
-    """A process that iterates files with another library."""
+    """A process that reads files with another library.
 
-    def __init__(self, name: str) -> None:
+    Args:
+        program: Its file, which stands beside this one.
+        names: What it is told to use.
+    """
+
+    def __init__(self, program: str, *names: str) -> None:
+        self._program = HERE / program
         self._process = subprocess.Popen(
-            [PYTHON, str(HERE / "record_peers.py"), name],
+            [PYTHON, str(self._program), *names],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -81,9 +87,7 @@ class Peer:
         assert self._process.stdout is not None  # noqa: S101 - a pipe
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(
-                f"{PYTHON} cannot run {HERE / 'record_peers.py'}: install tensorflow-cpu and tfrecord there"
-            )
+            raise SystemExit(f"{PYTHON} cannot run {self._program}: install tensorflow-cpu and tfrecord there")
         return line.strip()
 
     def __enter__(self) -> Self:
@@ -104,8 +108,8 @@ def run(root: Path, *, quick: bool) -> list[Result]:
     ]
     results: list[Result] = []
     with ExitStack() as stack:
-        tensorflow = stack.enter_context(Peer("tensorflow"))
-        package = stack.enter_context(Peer("tfrecord"))
+        tensorflow = stack.enter_context(Peer("record_peers.py", "tensorflow"))
+        package = stack.enter_context(Peer("record_peers.py", "tfrecord"))
         for kind in kinds:
             path = kind.make(root)
             results += _iteration(kind, path, tensorflow, package)

@@ -176,9 +176,14 @@ def test_what_is_no_example_is_read_whole(tmp_path):
         dataset[1]["label"]
     with pytest.raises(DecodeError):
         list(dataset.iter_dicts())
-    skipping = discover_dataset(tmp_path, policy=Policy(on_error="skip"))
-    list(skipping.iter_dicts())
-    assert skipping.report.counts["bad_example"] >= 1
+    with pytest.raises(DecodeError) as caught:
+        dataset.schema()
+    assert (caught.value.shard, caught.value.key) == (str(tmp_path / "opaque.tfrecord"), "0")
+    for read in (lambda each: list(each.iter_dicts()), lambda each: each.schema()):
+        skipping = discover_dataset(tmp_path, policy=Policy(on_error="skip"))
+        read(skipping)
+        assert skipping.report.counts == {"bad_example": 2}
+        assert [place.key for place in skipping.report.places("bad_example")] == ["0", "1"]
 
 
 def test_the_lists_of_a_sequence_example_are_fields_too(tmp_path):

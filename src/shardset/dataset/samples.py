@@ -306,16 +306,21 @@ class Samples(Shards):
             As `read_records`.
         """
         start, stop, _ = slice(start, stop).indices(len(self))
+        return (payload for _, payload in self.iter_numbered_records(start, stop, copy=copy, verify=verify))
+
+    def iter_numbered_records(self, start: int, stop: int, *, copy: bool, verify: bool) -> Iterator[tuple[int, Any]]:
+        """Read records as `iter_records` does, each with the number of its sample."""
         batches = BatchReader(self, self.policy, self.report)
 
-        def read(chunk: tuple[Group, Chunk, int, int]) -> Iterator[Any]:
-            group, (rows, _), first_shard, _ = chunk
-            return batches.read_payloads(group, rows, first_shard, copy=copy, verify=verify)
+        def read(chunk: tuple[Group, Chunk, int, int]) -> Iterator[tuple[int, Any]]:
+            group, (rows, _), first_shard, first_sample = chunk
+            payloads = batches.read_payloads(group, rows, first_shard, copy=copy, verify=verify)
+            return zip((rows + first_sample).tolist(), payloads, strict=True)
 
-        for payloads in self._read_ahead(read, start, stop):
-            for payload in payloads:
+        for records in self._read_ahead(read, start, stop):
+            for number, payload in records:
                 if payload is not None:
-                    yield payload
+                    yield number, payload
 
     def schema(
         self, *, start: int = 0, stop: int | None = None, progress: Callable[[int, int], None] | None = None

@@ -25,13 +25,16 @@ def read_schema(
     start, stop, _ = slice(start, stop).indices(len(dataset))
     total = max(0, stop - start)
     builder = SchemaBuilder()
-    for done, raw in enumerate(dataset.iter_records(start=start, stop=stop, copy=False)):
+    for number, raw in dataset.iter_numbered_records(start, stop, copy=False, verify=True):
         try:
             builder.add(raw)
         except DecodeError as error:
-            settle(error, "bad_example", Place(message=error.message), dataset.policy, dataset.report)
-        if progress is not None and done % _TOLD_EACH == 0:
-            progress(done, total)
+            sample = dataset[number]
+            error.shard, error.key = sample.shard, sample.key
+            place = Place(sample.shard, key=sample.key, message=error.message)
+            settle(error, "bad_example", place, dataset.policy, dataset.report)
+        if progress is not None and (number - start) % _TOLD_EACH == 0:
+            progress(number - start, total)
     if progress is not None:
         progress(total, total)
     return builder.schema()
