@@ -79,7 +79,7 @@ $(VENV)/stamp: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3 ..." >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
 	$(RUN) -m pip install --quiet --upgrade 'pip>=25.1'
-	$(RUN) -m pip install --quiet --editable '.[images,cloud,fsspec,gzip]' --group dev
+	$(RUN) -m pip install --quiet --editable '.[images,audio,cloud,fsspec,gzip,arrays,lmdb]' --group dev
 	@touch $@
 
 $(VENV)-lower/stamp: pyproject.toml scripts/lower_bounds.py

@@ -11,8 +11,11 @@ kind of trouble, so that code which never heard of shardset still handles it::
     │   └─ LimitError
     ├─ SampleError                         .shard .key
     │   ├─ DuplicateFieldError (ValueError)    .field .offsets
-    │   ├─ MissingFieldError (KeyError)        .field
-    │   └─ DecodeError (ValueError)            .field
+    │   ├─ MissingFieldError (KeyError, ValueError)    .field
+    │   ├─ NoSamplesError (ValueError)
+    │   ├─ DecodeError (ValueError)            .field
+    │   ├─ EncodeError (ValueError)            .field
+    │   └─ CollationError (ValueError, AssertionError)    .field .position
     ├─ IndexFileError (ValueError)         .path
     ├─ StorageError (OSError)              .url
     │   ├─ NotFoundError (FileNotFoundError)
@@ -42,13 +45,39 @@ _SECRET: Final = re.compile(
     re.IGNORECASE,
 )
 
+_COMMAND: Final = "pipe:"
+_VALUE: Final = r"""(?:'[^']*'|"[^"]*"|[^\s&;|'"]+)"""
+_NAMES: Final = "token|secret|signature|credential|passw(?:or)?d|api[-_]?key|access[-_]?key"
+_IN_COMMAND: Final = [
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        r"""(://)[^\s/?#@'"]+@""",
+        rf"""((?<!\S)--(?:proxy-)?user(?:=|\s+)|(?<!\S)--[\w-]{{0,60}}(?:{_NAMES})[\w-]{{0,60}}\s+){_VALUE}""",
+        r"""((?<!\S)-u\s*['"]?)[^\s:'"]*:[^\s'"]*""",
+        rf"""((?:[?&;]sig|[?&;]key|[\w-]{{0,60}}(?:{_NAMES})[\w-]{{0,60}})=){_VALUE}""",
+        rf"""((?:authorization|cookie|[\w-]{{0,60}}(?:{_NAMES})[\w-]{{0,60}})\s*:\s*)[^'"]+""",
+        r"""(bearer\s+)[^\s'"]+""",
+        r"()\b(?:(?:hf_|gh[opsu]_|github_pat_|glpat-|AKIA|ASIA)\w{8,}|ya29\.[\w.-]+)",
+    )
+]
+"""What looks like a secret in the command of a ``pipe:`` url, behind what may be shown."""
+_SHOWN: Final = 1000
+_LOOKED_AT: Final = 4 * _SHOWN
+"""Characters of a command: those that messages quote, and those that are searched, since some commands are programs."""
+
 
 @lru_cache(4096)  # remote stores ask before each request what they would have to say
 def without_secrets(url: str) -> str:
     """Return a url as it may be shown and stored: no login, and no value of a parameter that looks like a credential.
 
+    Of a ``pipe:`` url, whose command can say anything in any way, it takes out what usually stands for a secret.
     Everything that messages, reports, logs, states and files say of a url has come through here.
     """
+    if url.startswith(_COMMAND):
+        url = url[:_LOOKED_AT]
+        for pattern in _IN_COMMAND:
+            url = pattern.sub(lambda found: found[1] if found[1] == "://" else f"{found[1]}...", url)
+        return url if len(url) <= _SHOWN else f"{url[:_SHOWN]}..."
     if "://" not in url:
         return url
     return _SECRET.sub(r"\1=...", _LOGIN.sub(r"\1", url, count=1))
@@ -56,6 +85,10 @@ def without_secrets(url: str) -> str:
 
 def secrets_in(url: str) -> set[str]:
     """Return what `without_secrets` takes out of a url, as it stands there and as it is meant."""
+    if url.startswith(_COMMAND):
+        matches = (match for pattern in _IN_COMMAND for match in pattern.finditer(url[:_LOOKED_AT]))
+        found = (match[0][len(match[1]) :].strip("@'\"") for match in matches)
+        return {text for value in found for text in (value, unquote(value), *value.split(":")) if text}
     login = _LOGIN.match(url)
     parts = [] if login is None else login[0].partition("://")[2].rstrip("@").split(":")
     values = [match[0].partition("=")[2] for match in _SECRET.finditer(url)] + parts
@@ -190,7 +223,7 @@ class DuplicateFieldError(SampleError, ValueError):
         self.offsets = offsets
 
 
-class MissingFieldError(SampleError, KeyError):
+class MissingFieldError(SampleError, KeyError, ValueError):
     """A sample lacks the field that was asked for."""
 
     def __init__(
@@ -206,8 +239,20 @@ class MissingFieldError(SampleError, KeyError):
         self.field = field
 
 
+class NoSamplesError(SampleError, ValueError):
+    """There is no sample, or none for this process, where some were expected."""
+
+
 class DecodeError(SampleError, ValueError):
-    """A payload could not be turned into a value."""
+    """A payload could not be turned into a value.
+
+    Attributes:
+        field: The field at fault.
+        sample: The whole sample, undecoded, where the error left a stage of a pipeline; else None. It does not go to
+            another process with the error.
+    """
+
+    sample: Any = None
 
     def __init__(
         self,
@@ -220,6 +265,58 @@ class DecodeError(SampleError, ValueError):
     ) -> None:
         super().__init__(message, shard=shard, key=key, hint=hint)
         self.field = field
+
+    @property
+    def url(self) -> str | None:
+        """The shard, by webdataset's name for it."""
+        return self.shard
+
+    @property
+    def k(self) -> str | None:
+        """The field, by webdataset's name for it."""
+        return self.field
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self.args, {name: value for name, value in vars(self).items() if name != "sample"}
+
+
+class EncodeError(SampleError, ValueError):
+    """A sample cannot be written: a value has no encoding, or a name would not be read back as what it is."""
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        field: str | None = None,
+        shard: str | None = None,
+        key: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, shard=shard, key=key, hint=hint)
+        self.field = field
+
+
+class CollationError(SampleError, ValueError, AssertionError):
+    """Samples do not fit into one batch. It is also of the kinds that webdataset and numpy raise then.
+
+    Attributes:
+        field: The field, or the place in the tuple, or None.
+        position: Number in the batch of the first sample that does not fit to the first, or None.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        field: str | int | None = None,
+        position: int | None = None,
+        shard: str | None = None,
+        key: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, shard=shard, key=key, hint=hint)
+        self.field = field
+        self.position = position
 
 
 class IndexFileError(ShardsetError, ValueError):

@@ -25,7 +25,7 @@ from formats.tar_builder import (
 from formats.tar_mix import KINDS, make, mixed, small_chunks
 from formats.tar_modes import MODES, PLAIN, codes, rows_of, scan, state
 from shardset.errors import LimitError
-from shardset.formats import tar, tar_header
+from shardset.formats import tar_header, tar_walk
 from shardset.formats.faults import ERRORS, RECORD_ERRORS, RECORD_WARNINGS, WARNINGS
 from shardset.formats.naming import Names
 from shardset.formats.tar import Kind
@@ -262,7 +262,7 @@ def test_a_bomb_is_refused_by_its_limit_in_little_memory_and_time(bomb, mode):
 @pytest.mark.parametrize("bomb", MANY)
 def test_what_is_counted_one_by_one_is_refused_at_its_limit_and_takes_a_few_bytes_each(bomb, monkeypatch):
     limit = 5000
-    monkeypatch.setattr(tar, "MAX_PAX_RECORDS", limit)
+    monkeypatch.setattr(tar_walk, "MAX_PAX_RECORDS", limit)
     monkeypatch.setattr(tar_header, "MAX_SPARSE_ROWS", limit)
     data = MANY[bomb](limit) + member(b"a.txt", b"1").raw + END
     table, peak, _ = measured(data, "mapped")

@@ -102,7 +102,7 @@ def build_index(
     if isinstance(reader, RemoteReader):  # for few bytes among many, which are not to be read along
         reader = replace(reader, limits=replace(reader.limits, gap=min(_GAP, reader.limits.gap)))
     if captions:
-        index = _with_captions(index, reader, report, documents=documents)
+        index = with_captions(index, reader, report, documents=documents)
     if geometry:
         index = replace(index, geometry=_read_geometry(index, reader))
     return index
@@ -164,7 +164,18 @@ def settle_faults(faults: tuple[Fault, ...], shard: str | None, policy: Policy, 
             report.add(fault.code, place)
 
 
-def _with_captions(index: ShardIndex, reader: Reader, report: Report, *, documents: bool) -> ShardIndex:
+def with_captions(index: ShardIndex, reader: Reader, report: Report, *, documents: bool) -> ShardIndex:
+    """Return an index with what the ``.json`` and ``.txt`` members say, as `build_index` reads it.
+
+    Args:
+        index: The shard's index.
+        reader: The shard; only payloads of such members beside others are read.
+        report: Counts members that are too large, or not what their suffix says.
+        documents: Keep the whole value of each ``.json`` member too.
+
+    Raises:
+        StorageError: Reading failed.
+    """
     numbering = number_by_path(index)
     texts = read_texts(index, reader, numbering.text_rows, report)
     # Several payloads may share a sidecar, so its captions are worked out once, and they share its value.

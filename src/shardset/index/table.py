@@ -232,7 +232,7 @@ def index_from_files(
         names, offset, length = names.take(order), offset[order], length[order]
         key_lengths, suffix_ids = key_lengths[order], suffix_ids[order]
         sparse = {int(place[row]): pieces for row, pieces in sparse.items()}
-    starts = _sample_starts(names, key_lengths[: len(parts)])
+    starts = sample_starts(names, key_lengths[: len(parts)])
     index = ShardIndex(
         size,
         names,
@@ -264,8 +264,8 @@ def index_from_files(
     )
 
 
-def _sample_starts(names: Names, key_lengths: Int64s) -> Int64s:
-    """Return the rows at which a new key begins, among rows that all have one."""
+def sample_starts(names: Names, key_lengths: Int64s) -> Int64s:
+    """Return the rows at which a new key begins, among rows in archive order that all have one."""
     count = len(key_lengths)
     if not count:
         return np.zeros(0, np.int64)
