@@ -20,7 +20,7 @@ from shardset.index.record_reader import iter_records
 from shardset.policy import Policy
 from shardset.storage import MemoryStore
 from shardset.writing.convert import convert
-from shardset.writing.tar_writer import TarWriter
+from shardset.writing.member_writer import MemberWriter
 from writing.record_files import framed, left_in, read_records
 
 __all__ = ["private_cache"]  # a fixture for all tests below
@@ -37,7 +37,7 @@ def write_records(path, records):
 def write_plain_tar(path, members):
     """Write a tar exactly as the package writes them."""
     with Path(path).open("wb") as file:
-        writer = TarWriter(file)
+        writer = MemberWriter(file)
         for name, payload in members:
             writer.add(name, len(payload), [payload])
         writer.close()

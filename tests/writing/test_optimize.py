@@ -437,13 +437,13 @@ def test_two_runs_do_not_write_into_one_folder_at_once(loose, target):
 
 
 def test_an_error_on_the_way_leaves_whole_shards_and_no_other_files(loose, target, monkeypatch):
-    class Full(optimize.TarWriter):
+    class Full(optimize.MemberWriter):
         def add(self, name, size, pieces):
             if name.startswith("b"):
                 raise OSError(28, "No space left on device")
             super().add(name, size, pieces)
 
-    monkeypatch.setattr(optimize, "TarWriter", Full)
+    monkeypatch.setattr(optimize, "MemberWriter", Full)
     with pytest.raises(StorageError, match="no space left on device") as caught:
         optimize_dataset(loose, destination=target, max_shard_size_bytes=LIMIT)
     assert caught.value.errno == 28

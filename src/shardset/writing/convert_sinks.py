@@ -6,7 +6,8 @@ from typing import IO, TYPE_CHECKING, Any, Final, Protocol, cast
 
 from shardset.formats.tfrecord import FRAME_SIZE
 
-from .tar_writer import END_SIZE, TarWriter, member_size
+from .member_writer import MemberWriter
+from .tar_headers import END_SIZE, member_size
 from .tfrecord_frames import FrameStream
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class TarSink:
         self.count = 0
         self.size = END_SIZE
         self._gathered = _Gathered(file)
-        self._tar = TarWriter(cast("IO[bytes]", self._gathered))
+        self._tar = MemberWriter(cast("IO[bytes]", self._gathered))
         if marker is not None:
             name, payload = marker
             self._tar.add(name, len(payload), [payload])

@@ -19,10 +19,11 @@ from shardset.index.sidecar import dump_sidecar
 from shardset.policy import Place, Policy, Report
 from shardset.storage.local import LocalReader
 
+from .member_writer import MemberWriter
 from .optimize_input import find_input
 from .optimize_state import SCHEMA_VERSION, STATE_NAME, OptimizeState
 from .optimize_target import Folder, HubRepository, require_hub
-from .tar_writer import END_SIZE, TarWriter, member_size
+from .tar_headers import END_SIZE, member_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -193,7 +194,7 @@ class _Run:
         state = replace(self.state, next_shard_index=number + 1)
         said: dict[bytes, tuple[Captions, dict[str, Any] | None]] = {}
         with self.folder.writing(tar_name) as (path, file):
-            self._pack(items, TarWriter(file), state, said, tar_name)
+            self._pack(items, MemberWriter(file), state, said, tar_name)
         try:
             with self.folder.writing(index_name) as (_, file):
                 file.write(self._index(path, tar_name, said))
@@ -208,7 +209,7 @@ class _Run:
     def _pack(
         self,
         items: _Items,
-        writer: TarWriter,
+        writer: MemberWriter,
         state: OptimizeState,
         said: dict[bytes, tuple[Captions, dict[str, Any] | None]],
         tar_name: str,

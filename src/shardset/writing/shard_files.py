@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _COUNTED: Final = re.compile(r"(.*[^/])@([0-9]{1,18}|\*)((?:\.[^/@]*)?)", re.DOTALL)
 _SUFFIXED: Final = re.compile(r"(.*[^/])(\.[A-Za-z]\w*(?:\.(?:gz|zlib|zz))?)", re.DOTALL)
 _PIECE: Final = 4 << 20
+_BEHIND: Final = 16 << 20
+"""Bytes that may wait for the disk, before it is told to begin with them."""
 
 
 class PendingFile:
@@ -47,6 +49,7 @@ class PendingFile:
     def __init__(self, url: str, store: Store, *, holds: bool = True) -> None:
         self.url = url
         self.size = 0
+        self._begun = 0
         self._store = store
         self._holds = holds
         # A bare handle: what a file object gathers would be written a second time by a forked child that ends.
@@ -68,6 +71,8 @@ class PendingFile:
             self._reopen()
             size = write_all(self._handle, data)
         self.size += size
+        if self.size - self._begun >= _BEHIND:
+            self._begin_writeback()
         if not self._holds:
             self._let_go()
         return size
@@ -107,6 +112,13 @@ class PendingFile:
     def _reopen(self) -> None:
         if self._handle < 0:
             self._handle = os.open(self._temporary, os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0))
+
+    def _begin_writeback(self) -> None:
+        """Let the disk begin with what was written, so that little is left to wait for in the end."""
+        if hasattr(os, "posix_fadvise"):
+            # Linux begins to write out what it is told is not needed, and forgets only what is on the disk already.
+            os.posix_fadvise(self._handle, self._begun, self.size - self._begun, os.POSIX_FADV_DONTNEED)
+        self._begun = self.size
 
     def _let_go(self) -> None:
         handle, self._handle = self._handle, -1

@@ -1,90 +1,151 @@
-"""Tars as we write them: the same members give the same bytes, whoever writes them, where and when."""
+"""`TarWriter`: samples into one tar, with the arguments of webdataset's class of that name."""
 
 from __future__ import annotations
 
-import tarfile
-from typing import IO, TYPE_CHECKING, Final
+import os
+import warnings
+from typing import IO, TYPE_CHECKING, Any, NoReturn, Self
 
-from shardset.formats.tar_header import BLOCK, padded
+from .sample_encoders import make_encoder
+from .sample_members import MemberMaker
+from .shard_output import compressed, open_output, parse_compression
+from .tar_headers import HeaderMaker
+from .tar_stream import TarStream
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Mapping
+    from types import TracebackType
 
-    from typing_extensions import Buffer
+    from shardset.storage.store import Store
 
-END_SIZE: Final = 2 * BLOCK
-"""Bytes of the end marker."""
-_RECORD: Final = 20 * BLOCK
-_LONGEST_NAME: Final = 100
-_LARGEST: Final = 8**11 - 1
+    from .sample_encoders import EncoderSpec
 
 
 class TarWriter:
-    """Writes regular files of mode 644, without owner and without time, one behind the other.
+    """Writes samples into one tar; use it with ``with``.
 
-    The format is POSIX *pax*; an extension header stands only before names above 100 bytes or beyond ASCII, and before
-    sizes of 8 GiB and more. The bytes are those of Python's ``tarfile`` with the same settings.
+    A sample is a dict with ``__key__`` and fields: ``{"__key__": "a/1", "jpg": ..., "cls": 3}`` becomes the members
+    ``a/1.cls`` and ``a/1.jpg``, in the order of the field names. Fields that begin with ``_`` are left out.
+
+    Equal samples give equal bytes: headers are *ustar* with a fixed time, and only where that cannot hold a name (not
+    ASCII, or too long) or a size (8 GiB and more) a PAX extension header stands before them. The tar has a hidden name
+    until it is closed; an error in the block leaves nothing behind and what was there before as it was.
+
+    What would not be read back as it is, is refused: keys with a dot in their last part, absolute ones, ones with
+    ``..`` or a backslash, keys that were written before, fields with capitals, and samples without a field.
 
     Args:
-        file: Takes the bytes.
+        fileobj: A path, a url of any store that can be written to, ``pipe:COMMAND``, ``-`` for standard output, or a
+            binary file, which stays open.
+        user: Name of the owner, in the headers.
+        group: Name of the group.
+        mode: Permissions.
+        compress: ``"gz"`` or True, ``"bz2"``, ``"xz"``, ``"zst"``, or False for none; None goes by the file's suffix.
+        encoder: How values become bytes: True by the field's last part (`sample_encoders` has the table), False where
+            they are bytes or text already, a dict of functions by last part, or a function of the sample.
+        keep_meta: Write fields that begin with ``_`` too; never ``__key__``, ``__url__`` and ``__local_path__``.
+        mtime: The time in the headers, in seconds since 1970; None is 0. A fraction needs PAX headers.
+        format: ``tarfile.USTAR_FORMAT``, ``GNU_FORMAT`` or ``PAX_FORMAT``; None is as said above.
+        store: Where a url lives; by default the place that its scheme names.
+
+    Raises:
+        ValueError: An argument is not one of these, or the format cannot hold it.
+        StorageError: Nothing can be written there.
     """
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._size = 0
+    def __init__(  # noqa: PLR0917 - webdataset's order
+        self,
+        fileobj: str | os.PathLike[str] | IO[bytes],
+        user: str = "bigdata",
+        group: str = "bigdata",
+        mode: int = 0o444,
+        compress: bool | str | None = None,
+        encoder: EncoderSpec = True,
+        keep_meta: bool = False,
+        mtime: float | None = None,
+        format: int | str | None = None,  # noqa: A002 - webdataset's name
+        *,
+        store: Store | None = None,
+    ) -> None:
+        maker = member_maker(
+            user=user, group=group, mode=mode, encoder=encoder, keep_meta=keep_meta, mtime=mtime, format=format
+        )
+        kind = parse_compression(compress, fileobj)
+        self._stream = TarStream(compressed(open_output(fileobj, store), kind), maker, target_name(fileobj))
 
-    def add(self, name: str, size: int, pieces: Iterable[Buffer]) -> None:
-        """Write one member.
+    def write(self, obj: Mapping[str, Any]) -> int:
+        """Write one sample.
 
-        Args:
-            name: Its whole name; surrogate escapes stand for bytes that are no UTF-8.
-            size: Bytes of its payload.
-            pieces: The payload.
+        Returns:
+            Bytes of its payloads.
 
         Raises:
-            ValueError: The pieces are not `size` bytes. What was written is then no tar.
-            OSError: Writing failed.
+            EncodeError: It cannot be written as it is; its ``hint`` says what to do. Nothing of it was written, and the
+                next one can be.
+            DuplicateFieldError: Its key was written before; likewise.
+            StorageError: Writing failed; nothing is left of the tar.
+            ValueError: The writer is closed.
         """
-        header = _header(name, size)
-        self._file.write(header)
-        written = 0
-        for piece in pieces:
-            written += memoryview(piece).nbytes
-            self._file.write(piece)
-        if written != size:
-            raise ValueError(f"{name!r} has {written} bytes of payload and not {size}")
-        self._file.write(bytes(padded(size) - size))
-        self._size += len(header) + padded(size)
+        return self._stream.write(obj)
 
     def close(self) -> None:
-        """Write the end marker, and fill up the last record of 10240 bytes, as tar always does. The file stays open."""
-        self._file.write(bytes(END_SIZE))
-        self._size += END_SIZE
-        self._file.write(bytes(-self._size % _RECORD))
-        self._size += -self._size % _RECORD
+        """Write the end, and give the tar its name. A second time does nothing.
+
+        Raises:
+            StorageError: The disk is full, or writing failed; nothing is left of the tar.
+        """
+        self._stream.close()
+
+    def discard(self) -> None:
+        """Write nothing after all. The writer is then closed."""
+        self._stream.discard()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.discard()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a writer cannot be pickled: make one in each process, with a name of its own")
+
+    def __del__(self) -> None:
+        stream = getattr(self, "_stream", None)
+        if stream is not None and stream.is_own:
+            stream.discard()
+            warnings.warn(
+                f"{self!r} was not closed, so nothing was written", ResourceWarning, stacklevel=1, source=self
+            )
+
+    def __repr__(self) -> str:
+        return f"TarWriter({self._stream.name!r})"
 
 
-def _header(name: str, size: int) -> bytes:
-    """Return what stands before a payload; where it is ordinary, made of pieces of one that tarfile made."""
-    if len(name) > _LONGEST_NAME or size > _LARGEST or not name.isascii() or "\0" in name:
-        info = tarfile.TarInfo(name)
-        info.size = size
-        return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
-    raw, digits = name.encode("ascii"), b"%011o" % size
-    checksum = b"%06o\0" % (_SUM + sum(raw) + sum(digits))
-    return b"".join((raw.ljust(_LONGEST_NAME, b"\0"), _OWNER, digits, _TIME, checksum, _REST))
+def member_maker(
+    *,
+    user: str = "bigdata",
+    group: str = "bigdata",
+    mode: int = 0o444,
+    encoder: EncoderSpec = True,
+    keep_meta: bool = False,
+    mtime: float | None = None,
+    format: int | str | None = None,  # noqa: A002 - webdataset's name
+) -> MemberMaker:
+    """Return what makes the members of samples, from the arguments of `TarWriter`.
+
+    Raises:
+        ValueError: An argument cannot be.
+    """
+    headers = HeaderMaker(user=user, group=group, mode=mode, mtime=0 if mtime is None else mtime, format=format)
+    return MemberMaker(headers, make_encoder(encoder), keep_meta=keep_meta)
 
 
-def _ordinary() -> tuple[bytes, bytes, bytes, int]:
-    """Return what is the same in all ordinary headers: before and behind the size, behind the checksum; and its sum."""
-    block = tarfile.TarInfo("").tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
-    owner, time, rest = block[_LONGEST_NAME:124], block[135:148], block[155:]
-    return owner, time, rest, sum(owner) + sum(time) + sum(rest) + 7 * 0x20  # the checksum's digits count as spaces
-
-
-_OWNER, _TIME, _REST, _SUM = _ordinary()
-
-
-def member_size(size: int) -> int:
-    """Return the bytes that a member takes in a tar, extension headers apart: a header, and the padded payload."""
-    return BLOCK + padded(size)
+def target_name(target: object) -> str:
+    """Return what a shard is called in messages."""
+    name = os.fspath(target) if isinstance(target, str | os.PathLike) else getattr(target, "name", None)
+    return name if isinstance(name, str) else f"<{type(target).__name__}>"

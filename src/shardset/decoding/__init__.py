@@ -1,0 +1,1 @@
+"""From payloads to values: one registry of decoders for pipeline, loader and viewer."""
