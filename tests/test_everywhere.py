@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import itertools
 import random
 
 import pytest
@@ -111,7 +112,26 @@ def script(source, store, prepare=id):
     )
     said["some fields"] = digest(sample["txt"] for sample in dataset.iter_dicts(["txt"], start=30, stop=250))
     said["report"] = dataset.report.counts
+    said["pipeline"], said["dropped"] = pipeline_script(dataset, dataset._cache or store)
     return said
+
+
+def pipeline_script(dataset, store):
+    """One epoch of the streaming pipeline over the same shards, broken off and gone on with in the middle."""
+    urls = [dataset.shard_url(number) for number in range(dataset.num_shards)]
+
+    def make():
+        return shardset.WebDataset(urls, shardshuffle=True, store=store).shuffle(40)
+
+    whole = make()
+    samples = [(sample["__key__"], sample["jpg"], sample["json"], sample["txt"]) for sample in whole]
+    first = make()
+    begun = [sample["__key__"] for sample in itertools.islice(first, 133)]
+    second = make()
+    second.load_state_dict(first.state_dict())
+    assert begun + [sample["__key__"] for sample in second] == [sample[0] for sample in samples]
+    parts = (part if isinstance(part, bytes) else part.encode() for sample in samples for part in sample)
+    return digest(parts), whole.report().counts
 
 
 def record_script(source, store, prepare=id):

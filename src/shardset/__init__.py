@@ -21,11 +21,13 @@ if TYPE_CHECKING:
         CompressedShardError,
         DecodeError,
         DuplicateFieldError,
+        EncodeError,
         FormatError,
         IndexFileError,
         LimitError,
         MissingExtraError,
         MissingFieldError,
+        NoSamplesError,
         NotFoundError,
         RangeIgnoredError,
         RateLimitedError,
@@ -49,11 +51,16 @@ if TYPE_CHECKING:
     from .loading.bucket_loader import BucketDataLoader
     from .loading.cursor import TarDataLoader
     from .loading.paired import LoadedSamplePair, PairedTarDataLoader
+    from .pipeline.pipeline import DataPipeline
+    from .pipeline.web_dataset import WebDataset
+    from .pipeline.web_loader import WebLoader
     from .policy import Policy, Report
     from .tasks import index_dataset
     from .webshart.extraction import MetadataExtractor
     from .writing.convert import convert
     from .writing.optimize import optimize_dataset
+    from .writing.shard_writer import ShardWriter
+    from .writing.tar_writer import TarWriter
     from .writing.tfrecord_writer import TFRecordWriter
 
 __all__ = [
@@ -62,10 +69,12 @@ __all__ = [
     "ChangedError",
     "ChecksumError",
     "CompressedShardError",
+    "DataPipeline",
     "Dataset",
     "DecodeError",
     "DiscoveredDataset",
     "DuplicateFieldError",
+    "EncodeError",
     "FormatError",
     "IndexFileError",
     "LimitError",
@@ -73,6 +82,7 @@ __all__ = [
     "MetadataExtractor",
     "MissingExtraError",
     "MissingFieldError",
+    "NoSamplesError",
     "NotFoundError",
     "PairedDataset",
     "PairedTarDataLoader",
@@ -84,6 +94,7 @@ __all__ = [
     "SampleError",
     "SampleLocation",
     "SamplePair",
+    "ShardWriter",
     "ShardsetError",
     "StateError",
     "StorageError",
@@ -93,8 +104,11 @@ __all__ = [
     "TarMemberIndex",
     "TarPart",
     "TarSample",
+    "TarWriter",
     "TransferError",
     "TruncatedError",
+    "WebDataset",
+    "WebLoader",
     "__version__",
     "apply_captions_to_metadata",
     "build_tar_member_index",
@@ -136,11 +150,16 @@ _HOMES = {
     "BucketDataLoader": ".loading.bucket_loader",
     "TarDataLoader": ".loading.cursor",
     **dict.fromkeys(("LoadedSamplePair", "PairedTarDataLoader"), ".loading.paired"),
+    "DataPipeline": ".pipeline.pipeline",
+    "WebDataset": ".pipeline.web_dataset",
+    "WebLoader": ".pipeline.web_loader",
     **dict.fromkeys(("Policy", "Report"), ".policy"),
     "index_dataset": ".tasks",
     "MetadataExtractor": ".webshart.extraction",
     "convert": ".writing.convert",
     "optimize_dataset": ".writing.optimize",
+    "ShardWriter": ".writing.shard_writer",
+    "TarWriter": ".writing.tar_writer",
     "TFRecordWriter": ".writing.tfrecord_writer",
 }
 

@@ -1,0 +1,1 @@
+"""The streaming pipeline of the WebDataset convention: shards in, samples through stages, out."""

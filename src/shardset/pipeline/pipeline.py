@@ -1,0 +1,415 @@
+"""Pipelines: stages one behind the other, gone through epoch by epoch, from wherever a state says."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import logging
+import os
+import sys
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from shardset.errors import NoSamplesError, StateError, without_secrets
+from shardset.loading.ranks import Share, find_share, torch_worker
+from shardset.policy import Policy, Report
+
+from .epochs import Board
+from .fluent import Fluent
+from .resuming import can_go_on
+from .run import MEANT, Run, Step
+from .sources import urls_of
+from .stage import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from types import TracebackType
+
+logger = logging.getLogger("shardset.pipeline")
+
+_VERSION: Final = 1
+_ENDLESS: Final = sys.maxsize
+
+
+class DataPipeline(Fluent):
+    """Stages one behind the other: the first gives samples, each of the others works on what the one before it gives.
+
+    A stage is made by the functions of this package (``shardset.webdataset.shuffle(100)``), or any callable that takes
+    an iterator and returns one; the first one may also be any iterable, or a callable without arguments. Nothing is
+    opened before iteration. Each iteration is an epoch of its own.
+
+    Args:
+        stages: The stages; those that are None are left out, and lists of stages are taken apart.
+        seed: Decides about all orders; by default that of the variable ``WDS_SEED``, or 0.
+        policy: What happens on faults.
+
+    Attributes:
+        pipeline: The stages.
+        policy: As given.
+        seed: As given.
+
+    Raises:
+        ValueError: The variable ``WDS_SEED`` is no number.
+    """
+
+    def __init__(self, *stages: Any, seed: int | None = None, policy: Policy | None = None) -> None:
+        self.pipeline: list[Any] = []
+        self.policy = policy or Policy()
+        self.seed = _seed_of_environment() if seed is None else seed
+        self.repetitions = 1
+        self.nsamples = -1
+        self._length: int | None = None
+        self._board = Board()
+        self._loaded: dict[str, Any] | None = None
+        self._live: _Live | None = None
+        for stage in stages:
+            self._add(stage)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        # torch's DataLoader asks whether this is one of its iterable datasets. It becomes one when first asked after
+        # torch was loaded, by whoever did: a base class would load torch for everybody.
+        data = sys.modules.get("torch.utils.data")
+        iterable = getattr(data, "IterableDataset", None)
+        if iterable is not None:
+            iterable.register(DataPipeline)
+        return type(self)
+
+    def _add(self, stage: Any) -> None:
+        if isinstance(stage, list):
+            for part in stage:
+                self._add(part)
+        elif stage is not None:
+            self.pipeline.append(stage)
+
+    def append(self, stage: Any) -> None:
+        """Add a stage behind the others, in place."""
+        self.pipeline.append(stage)
+
+    def compose(self, *stages: Any) -> Self:
+        """Return a copy with more stages behind those of this one."""
+        other = copy.copy(self)
+        other.pipeline = list(self.pipeline)
+        other._board = Board(self._board.peek())  # noqa: SLF001 - of this class
+        other._live = other._loaded = None  # noqa: SLF001
+        for stage in stages:
+            other._add(stage)  # noqa: SLF001
+        return other
+
+    def stage(self, i: int) -> Any:
+        """Return stage number `i`."""
+        return self.pipeline[i]
+
+    def with_epoch(self, nsamples: int = -1, nbatches: int = -1) -> Self:
+        """Make each epoch `nsamples` long, counted in what the last stage gives, in place.
+
+        The data is gone through as often as that takes, in a new order each time, and each epoch begins anew. In a
+        DataLoader it holds for each worker. Below 0, epochs are as long as the data again.
+        """
+        self.nsamples = max(nsamples, nbatches)
+        self.repetitions = _ENDLESS if self.nsamples >= 0 else 1
+        return self
+
+    def repeat(self, nepochs: int = -1, nbatches: int = -1) -> Self:
+        """Go through the data `nepochs` times in each epoch, without end if below 1, in place.
+
+        Args:
+            nepochs: How often.
+            nbatches: End the epoch after so many items altogether, if above 0.
+        """
+        self.repetitions = nepochs if nepochs > 0 else _ENDLESS
+        self.nsamples = nbatches if nbatches > 0 else -1
+        return self
+
+    def with_length(self, n: int, silent: bool = False) -> Self:
+        """Make ``len()`` answer `n`, in place. It changes nothing else, which is logged unless `silent`."""
+        if not silent:
+            logger.info("with_length(%s) tells what len() answers; it does not change how many samples come", n)
+        self._length = n
+        return self
+
+    def __len__(self) -> int:
+        if self._length is None:
+            raise TypeError("the length is not known: with_length(n) states it")
+        return self._length
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._run(self._begin())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the stages that can be closed, and let go of them all."""
+        for stage in self.pipeline:
+            if hasattr(stage, "close"):
+                stage.close()
+        self.pipeline = []
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make `epoch` the number of the next epoch, in workers that run already too, where they share memory."""
+        self._board.set_next(epoch)
+        for stage in self.pipeline:
+            if hasattr(stage, "set_epoch"):
+                stage.set_epoch(epoch)
+
+    def report(self) -> Report:
+        """Return what was dropped in the latest epoch, and why, by all stages: in this process and in its workers."""
+        report = Report()
+        if self._live is not None:
+            report.merge(self._live.report)
+        for left in self._board.reports():
+            report.merge(left)
+        for stage in self.pipeline:
+            inner = getattr(stage, "report", None)
+            if callable(inner) and isinstance(found := inner(), Report):
+                report.merge(found)
+        return report
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the latest iteration is, as JSON: what `load_state_dict` needs to go on behind the last sample.
+
+        Where a stage does not know how to go on, such as a function of the caller's own that works on the whole stream,
+        the epoch is gone through again up to there.
+
+        Raises:
+            StateError: A stage draws from a random generator of the caller's own.
+        """
+        live = self._live
+        if live is None:
+            return self._loaded or {"version": _VERSION, "epoch": self._board.peek(), "begun": False}
+        state = {
+            "version": _VERSION,
+            "begun": True,
+            "fingerprint": self._fingerprint(),
+            "seed": self.seed,
+            "share": list(live.run.share),
+            "epoch": live.epoch,
+            "pass": live.number,
+            "before": live.before,
+            "delivered": live.run.delivered,
+            "stages": {},
+        }
+        for stage in self.pipeline:
+            if _name(stage) in {"mcached", "lmdb_cached"}:
+                raise StateError(
+                    f"the stage {_name(stage)} gives samples that it has kept, which another process does not have",
+                    hint="leave it out where runs are to be resumed",
+                )
+        if live.can_go_on:
+            parts = {str(number): part() for number, part in sorted(live.run.snapshots.items())}
+            for number, part in parts.items():
+                if isinstance(part, dict) and "rng" in part:
+                    raise StateError(
+                        f"the stage {self.pipeline[int(number)]} draws from a generator of the caller's own",
+                        hint="give it a seed instead",
+                    )
+            state["stages"] = parts
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration go on where `state` was saved.
+
+        Raises:
+            StateError: It is no state, or one of another pipeline; says what differs.
+        """
+        if not isinstance(state, dict) or state.get("version") != _VERSION:
+            found = state.get("version") if isinstance(state, dict) else None
+            raise StateError(f"this is no state of a pipeline that this version knows (version {found!r})")
+        if state.get("begun") and state["fingerprint"] != self._fingerprint():
+            raise StateError(
+                "the state is of another pipeline: its shards or its stages are not these",
+                hint="make the pipeline as it was when the state was saved",
+            )
+        if state.get("begun") and state["seed"] != self.seed:
+            raise StateError(f"the state is of a pipeline with seed {state['seed']}, and this one has {self.seed}")
+        if not state.get("begun"):
+            self._board.set_own(torch_worker(), int(state["epoch"]))
+            self._loaded = None
+            return
+        self._loaded = dict(state)
+        self._live = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_live": None}
+
+    def _begin(self) -> _Live:
+        """Take the number of the epoch, and the state that was loaded."""
+        share, worker = find_share(), torch_worker()
+        state, self._loaded = self._loaded, None
+        if state is None:
+            self._live = _Live(self, self._board.take(worker), share, worker)
+            return self._live
+        if list(share) != state["share"]:
+            rank, world_size, number, workers = state["share"]
+            raise StateError(
+                f"the state was saved by worker {number} of {workers} in rank {rank} of {world_size}, "
+                f"and this is worker {share.worker} of {share.num_workers} in rank {share.rank} of {share.world_size}",
+                hint="go on with as many processes, each with the state that it saved",
+            )
+        self._board.set_own(worker, state["epoch"])
+        self._live = _Live(self, self._board.take(worker), share, worker, state)
+        return self._live
+
+    def _run(self, live: _Live) -> Iterator[Any]:
+        capped = self.nsamples >= 0
+        try:
+            for number in count(live.number) if self.repetitions == _ENDLESS else range(live.number, self.repetitions):
+                run = live.start(number)
+                if capped and live.before + run.delivered >= self.nsamples:
+                    break
+                for sample in self._chain(run, live):
+                    run.delivered += 1
+                    yield sample
+                    if capped and live.before + run.delivered >= self.nsamples:
+                        break
+                if not run.delivered and self.repetitions > 1:
+                    raise NoSamplesError(
+                        f"not one sample came through the pipeline in pass {number} of epoch {live.epoch}",
+                        hint=f"a stage drops them all: {live.report}",
+                    )
+                if capped and live.before + run.delivered >= self.nsamples:
+                    break
+            live.finish()
+        finally:
+            live.leave(self._board)
+
+    def _chain(self, run: Run, live: _Live) -> Iterator[Any]:
+        source: Any = None
+        for number, stage in enumerate(self.pipeline):
+            source = _start(stage, source, Step(run, number, _name(stage)), is_first=not number)
+        if source is None:
+            return iter(())
+        live.chain = source
+        skip = live.replayed
+        if skip:  # what could not be saved is gone through again
+            run.delivered = 0
+            source = iter(source)
+            for _ in range(skip):
+                next(source, None)
+            run.delivered = skip
+        return iter(source)
+
+    def _fingerprint(self) -> str:
+        parts = [_name(stage) for stage in self.pipeline]
+        for stage in self.pipeline[:1]:
+            parts += map(without_secrets, urls_of(stage))
+        return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+class _Live:
+    """An epoch that is gone through now.
+
+    Attributes:
+        epoch: Its number.
+        number: Number of the pass in it.
+        before: Items given in the passes before.
+        run: The pass.
+        report: What was dropped, in all passes.
+        can_go_on: A state needs no replay.
+        replayed: Items of the pass to go through again first.
+    """
+
+    def __init__(
+        self,
+        pipeline: DataPipeline,
+        epoch: int,
+        share: Share,
+        worker: int | None,
+        state: dict[str, Any] | None = None,
+    ) -> None:
+        state = state or {}
+        self.epoch = epoch
+        self.number = int(state.get("pass", 0))
+        self.before = int(state.get("before", 0))
+        self.report = Report()
+        self.can_go_on = can_go_on(pipeline.pipeline)
+        self.replayed = 0
+        self.chain: Any = None
+        self._pipeline = pipeline
+        self._share = share
+        self._worker = worker
+        self._state = state or None
+        self.run = self._make_run()
+
+    def start(self, number: int) -> Run:
+        """Begin pass `number`."""
+        if number != self.number:
+            self.before += self.run.delivered
+            self.number = number
+            self.replayed = 0
+            self.run = self._make_run()
+        return self.run
+
+    def _make_run(self) -> Run:
+        state, self._state = self._state, None
+        pipeline = self._pipeline
+        run = Run(pipeline.seed, (self.epoch, self.number), self._share, pipeline.policy, self.report)
+        if state is not None:
+            run.delivered = int(state["delivered"])
+            if state["stages"]:
+                run.restored = {int(number): part for number, part in state["stages"].items()}
+                run.snapshots = {number: partial(_same, part) for number, part in run.restored.items()}
+            else:
+                self.replayed = run.delivered
+        return run
+
+    def finish(self) -> None:
+        """Warn about what was dropped in the epoch, if nobody asked for it."""
+        lost = [(code, number, places) for code, number, places in self.report if code not in MEANT]
+        if lost:
+            listed = "; ".join(
+                f"{code}: {number}" + (f" (first: {places[0]})" if places else "") for code, number, places in lost
+            )
+            logger.warning("epoch %s is not complete or not clean: %s - .report() tells more", self.epoch, listed)
+
+    def leave(self, board: Board) -> None:
+        """Close what the pass holds open, and leave the report of a worker for its parent."""
+        close = getattr(self.chain, "close", None)
+        if close is not None:
+            close()
+        if self._worker is not None:
+            board.leave(self._worker, self.report)
+
+
+def _same(part: Any) -> Any:
+    return part
+
+
+def _name(stage: Any) -> str:
+    name = getattr(stage, "name", None) or getattr(stage, "__name__", None)
+    return name if isinstance(name, str) else type(stage).__name__
+
+
+def _start(stage: Any, source: Any, step: Step, *, is_first: bool) -> Any:
+    """Begin a pass over one stage, of whatever kind it is.
+
+    Raises:
+        TypeError: It is nothing that can be a stage there.
+    """
+    if callable(getattr(stage, "start", None)):
+        return stage.start(() if is_first else source, step)
+    if callable(getattr(stage, "run", None)):
+        return stage.run() if is_first else stage.run(source)
+    if is_first and hasattr(stage, "__iter__"):
+        return iter(stage)
+    if callable(stage):
+        return stage() if is_first else stage(source)
+    raise TypeError(f"stage {step.number} of the pipeline can be neither called nor gone through: {stage!r}")
+
+
+def _seed_of_environment() -> int:
+    text = os.environ.get("WDS_SEED", "0")
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"WDS_SEED={text!r} is no whole number") from None
+
+
+__all__ = ["DataPipeline", "Stage"]

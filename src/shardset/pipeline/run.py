@@ -1,0 +1,183 @@
+"""One pass over a pipeline in one process: whose share it is, what was dropped, and what a state must remember."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from shardset.errors import without_secrets
+from shardset.loading.order import mix_key
+from shardset.loading.ranks import Share
+from shardset.policy import Place, Policy, Report
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from shardset.policy import Action
+
+    Handler = Callable[[Exception], bool]
+    """Decides about an error as webdataset's handlers do: true to go on without the thing at fault, false to end the
+    stage here, or raise."""
+    Origin = tuple[int, int]
+    """The place of a shard in what this process reads, and the byte offset in it of the sample's first header."""
+
+logger = logging.getLogger("shardset.pipeline")
+
+USUAL: Final[Mapping[str, Action]] = {
+    "no_end_marker": "warn",
+    "short_end_marker": "warn",
+    "short_padding": "warn",
+    "hidden_member": "skip",
+    "link": "skip",
+    "directory": "skip",
+    "special_file": "skip",
+    "no_suffix": "skip",
+    "structural_member": "skip",
+}
+"""What happens where neither a handler nor the policy says: to everything else, what `Policy.on_error` says."""
+
+MEANT: Final = frozenset(
+    {
+        "select",
+        "rsample",
+        "slice",
+        "map_none",
+        "partial_batch",
+        *(code for code, action in USUAL.items() if action == "skip"),
+    }
+)
+"""Codes of what is left out because somebody asked for it, or because it is no data: no reason for a warning."""
+
+
+@dataclass
+class Run:
+    """One pass over a pipeline.
+
+    Attributes:
+        seed: The pipeline's seed.
+        epoch: Number of the epoch, and of the pass in it where an epoch goes over the data several times.
+        share: Which process this is.
+        policy: What happens on faults.
+        report: Counts what was dropped.
+        origin: Where the sample that is on its way through the stages came from. A stage that holds samples back
+            remembers the origin of each, and sets it again when it passes the sample on.
+        last_read: Where the last sample came from that was read in the run's own order.
+        delivered: How many samples the pipeline has given.
+        snapshots: By place of the stage, what gives its part of a state.
+        restored: By place of the stage, its part of the state that the run goes on from.
+    """
+
+    seed: int = 0
+    epoch: tuple[int, ...] = (0,)
+    share: Share = field(default_factory=Share)
+    policy: Policy = field(default_factory=Policy)
+    report: Report = field(default_factory=Report)
+    origin: Origin | None = None
+    last_read: Origin | None = None
+    delivered: int = 0
+    snapshots: dict[int, Callable[[], Any]] = field(default_factory=dict)
+    restored: dict[int, Any] = field(default_factory=dict)
+
+
+class Step:
+    """What a stage is told, and what it may do, in one run.
+
+    Args:
+        run: The run; a new one by itself where a stage is called outside of a pipeline.
+        number: The place of the stage in its pipeline.
+        name: Its name, for messages.
+    """
+
+    __slots__ = ("name", "number", "run")
+
+    def __init__(self, run: Run | None = None, number: int = 0, name: str = "stage") -> None:
+        self.run = Run() if run is None else run
+        self.number = number
+        self.name = name
+
+    @property
+    def key(self) -> int:
+        """64 bits for this stage's draws: of the seed, the epoch, the rank, the worker and the place of the stage."""
+        run = self.run
+        return mix_key(run.seed, *run.epoch, run.share.rank, run.share.worker, self.number)
+
+    def drop(self, code: str, sample: object = None, message: str = "", count: int = 1) -> None:
+        """Count something that is left out, with the place of the sample."""
+        self.run.report.add(code, self.place(sample, message), count)
+
+    def settle(
+        self,
+        error: Exception,
+        code: str,
+        sample: object = None,
+        handler: Handler | None = None,
+        place: Place | None = None,
+    ) -> bool:
+        """Ask what to do about an error: the handler if there is one, else the policy.
+
+        Args:
+            error: The error. If it ends up raised, and says nothing of the place, a note says stage and sample.
+            code: The kind of fault, for the policy and the report.
+            sample: The sample, or None.
+            handler: The stage's handler; None leaves it to the policy.
+            place: Where it is; by default where the sample came from.
+
+        Returns:
+            True to go on without the thing at fault, False to end the stage. Both are counted.
+
+        Raises:
+            Exception: `error`, if that is the answer.
+        """
+        place = place or self.place(sample, str(error) or repr(error))
+        if sample is not None and not hasattr(error, "shard"):
+            error.add_note(f"in the stage {self.name!r}: {place}")
+        if handler is not None:
+            goes_on = bool(handler(error))
+            self.run.report.add(code, place)
+            if not goes_on:
+                self.run.report.add("stopped_by_handler", place)
+            return goes_on
+        policy = self.run.policy
+        action = policy.action(code, policy.on_missing if code == "missing_field" else USUAL.get(code))
+        if action == "raise":
+            raise error
+        self.run.report.add(code, place)
+        if action == "warn":
+            logger.warning("%s: %s", code, place)
+        return True
+
+    def place(self, sample: object = None, message: str = "") -> Place:
+        """Return where a sample came from."""
+        if not isinstance(sample, dict):
+            return Place(message=message)
+        shard, key = sample.get("__url__"), sample.get("__key__")
+        return Place(
+            without_secrets(shard) if isinstance(shard, str) else None,
+            key=key if isinstance(key, str) else None,
+            message=message,
+        )
+
+    def remember(self, snapshot: Callable[[], Any]) -> None:
+        """Put what `snapshot` returns (JSON) into states that are saved from here on."""
+        self.run.snapshots[self.number] = snapshot
+
+    @property
+    def restored(self) -> Any:
+        """What this stage's snapshot was in the state that this run goes on from; None at a beginning."""
+        return self.run.restored.get(self.number)
+
+    @property
+    def held_later(self) -> list[Origin]:
+        """Where the samples came from that later stages held when the state was saved that this run goes on from.
+
+        They come again first, those of the last stage in front. They have been through this stage before, so it passes
+        them on as it would any, but neither holds them nor counts them.
+        """
+        restored = self.run.restored
+        return [
+            (ordinal, offset)
+            for number in sorted(restored, reverse=True)
+            if number > self.number and isinstance(restored[number], dict)
+            for ordinal, offset in restored[number].get("held", ())
+        ]

@@ -1,0 +1,162 @@
+"""The shuffle buffer: samples leave in another order than they came, which the pipeline's numbers decide."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import numpy as np
+
+from shardset.loading.order import draws, mix_key
+
+from .run import Step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from .run import Origin
+
+    class Random(Protocol):
+        """What is asked of a random generator of the caller's own, such as ``random.Random``."""
+
+        def random(self) -> float:
+            """Return a number in ``[0, 1)``."""
+
+
+_DRAWN_AT_ONCE: Final = 1024
+_END: Final = object()
+
+
+def shuffle(  # noqa: PLR0917 - the order of webdataset's arguments
+    source: Iterable[Any],
+    bufsize: int = 1000,
+    initial: int = 100,
+    rng: Random | None = None,
+    seed: int | None = None,
+    handler: object = None,  # noqa: ARG001 - webdataset takes it too; nothing here can go wrong
+    *,
+    max_bytes: int | None = None,
+    step: Step | None = None,
+) -> Iterator[Any]:
+    """Hold up to `bufsize` samples, and pass them on in random order.
+
+    The first sample leaves when `initial` are there. From then on, while the buffer is not full, two samples come for
+    each that leaves; which one leaves is drawn evenly from all that are there. In the end the rest leaves in random
+    order. The order follows from the pipeline's seed, the epoch, the rank, the worker and the place of the stage.
+
+    Args:
+        source: Samples of any kind.
+        bufsize: Samples held at most; below 1 the order is kept.
+        initial: Samples to wait for at first; at most `bufsize` count. A value near `bufsize` mixes the first samples
+            of an epoch better, and the first one comes later.
+        rng: A generator to draw from instead. Then no state can be saved in mid-epoch.
+        seed: A number that takes the place of the pipeline's seed for this stage.
+        handler: Not needed.
+        max_bytes: Hold at most so many bytes of payloads, but always one sample.
+        step: The step of a run.
+
+    Raises:
+        ValueError: `max_bytes` is below 1.
+    """
+    if max_bytes is not None and max_bytes < 1:
+        raise ValueError(f"shuffle: max_bytes={max_bytes} is below 1")
+    step = step or Step(name="shuffle")
+    if bufsize < 1:
+        return iter(source)
+    run = step.run
+    key = step.key if seed is None else mix_key(seed, *run.epoch, run.share.rank, run.share.worker, step.number)
+    initial = max(1, min(initial, bufsize))
+    return _Buffer(step, key, rng).run(source, bufsize, initial, max_bytes)
+
+
+class _Buffer:
+    """The samples that one pass holds, with the origin of each."""
+
+    def __init__(self, step: Step, key: int, rng: Random | None) -> None:
+        state = step.restored or {}
+        self._run = step.run
+        self._key = key
+        self._rng = rng
+        self._drawn = int(state.get("drawn", 0))
+        self._awaited: dict[str, Any] | None = state or None
+        self._passing = len(step.held_later)
+        self._samples: list[Any] = []
+        self._origins: list[Origin | None] = []
+        self._block: list[int] = []
+        step.remember(self._snapshot)
+
+    def _snapshot(self) -> dict[str, Any]:
+        if self._awaited is not None:  # not yet back where the last state was saved
+            return self._awaited
+        state = {"drawn": self._drawn, "held": [list(origin or ()) for origin in self._origins]}
+        return state if self._rng is None else {**state, "rng": "of the caller's own"}
+
+    def run(self, source: Iterable[Any], most: int, initial: int, max_bytes: int | None) -> Iterator[Any]:
+        run, samples, origins = self._run, self._samples, self._origins
+        items = iter(source)
+        yield from self._go_on(items)
+        if max_bytes is not None:
+            yield from self._within(items, most, initial, max_bytes)
+        else:
+            for sample in items:
+                samples.append(sample)
+                origins.append(run.origin)
+                if len(samples) < most and (another := next(items, _END)) is not _END:
+                    samples.append(another)
+                    origins.append(run.origin)
+                if len(samples) >= initial:
+                    yield self._take()
+        while samples:
+            yield self._take()
+
+    def _go_on(self, items: Iterator[Any]) -> Iterator[Any]:
+        """Let those pass that later stages held, and take back those that this one did."""
+        yield from islice(items, self._passing)
+        for sample in islice(items, len((self._awaited or {}).get("held", ()))):
+            self._samples.append(sample)
+            self._origins.append(self._run.origin)
+        self._awaited = None
+
+    def _within(self, items: Iterator[Any], most: int, initial: int, max_bytes: int) -> Iterator[Any]:
+        """Shuffle as `run` does, with an eye on the bytes."""
+        samples, origins = self._samples, self._origins
+        held = sum(map(_bytes_of, samples))
+        for sample in items:
+            samples.append(sample)
+            origins.append(self._run.origin)
+            held += _bytes_of(sample)
+            if len(samples) < most and held < max_bytes and (another := next(items, _END)) is not _END:
+                samples.append(another)
+                origins.append(self._run.origin)
+                held += _bytes_of(another)
+            is_full = len(samples) >= initial
+            while is_full or (held > max_bytes and len(samples) > 1):
+                leaving = self._take()
+                held -= _bytes_of(leaving)
+                is_full = False
+                yield leaving
+
+    def _take(self) -> Any:
+        """Draw a sample, and take it out."""
+        samples, origins = self._samples, self._origins
+        count = len(samples)
+        if self._rng is not None:
+            place = int(self._rng.random() * count)
+        else:
+            at = self._drawn % _DRAWN_AT_ONCE
+            if not at or not self._block:
+                block = draws(self._key, self._drawn - at, _DRAWN_AT_ONCE)
+                self._block = (block >> np.uint64(32)).tolist()
+            place = self._block[at] * count >> 32
+            self._drawn += 1
+        sample, self._run.origin = samples[place], origins[place]
+        samples[place], origins[place] = samples[-1], origins[-1]
+        samples.pop()
+        origins.pop()
+        return sample
+
+
+def _bytes_of(sample: Any) -> int:
+    """Return the bytes of a sample's payloads; decoded arrays and tensors tell theirs too."""
+    values = sample.values() if isinstance(sample, dict) else sample if isinstance(sample, tuple | list) else (sample,)
+    return sum(len(value) if isinstance(value, bytes | str) else int(getattr(value, "nbytes", 64)) for value in values)
