@@ -61,7 +61,6 @@ def _shuffled(urls: list[str], count: int) -> Result:
         delivers="the same dicts in random order",
         unit="samples",
         count=count,
-        goal=20.0,
     )
 
 

@@ -41,8 +41,9 @@ def test_workers_made_anew_for_each_epoch_count_on_and_leave_their_reports(metho
     assert run_worker(board, method, 0, 2) == [0, 1]
     assert run_worker(board, method, 0) == [2]
     assert run_worker(board, method, 1) == [0]
+    assert len(board.reports()) == 1  # the other worker's is of an earlier epoch
     board.set_next(7)
-    assert run_worker(board, method, 0) == [7]
+    assert [run_worker(board, method, worker) for worker in (0, 1)] == [[7], [7]]
     reports = board.reports()
     assert [report.counts for report in reports] == [{"lost": 3}, {"lost": 3}]
     assert reports[0].places("lost") == [Place("a.tar", 5, "k?", "why")]
@@ -65,3 +66,7 @@ def test_a_report_too_large_for_its_place_keeps_its_counts():
     board.leave(3, report)
     (left,) = board.reports()
     assert left.counts == report.counts
+    for code in range(3000):
+        report.add(f"another-code-{code}")
+    board.leave(3, report)
+    assert board.reports()[0].counts == {"many_codes": len(report)}

@@ -8,7 +8,7 @@ one, and both give the same rows. docs/formats.md lists where readers differ and
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from .faults import Fault
     from .tar_header import SparseRow
+    from .tar_scan import Pace
 
     ReadRange = Callable[[int, int], Buffer]
     Window = Callable[[int], Buffer | None]
@@ -81,6 +82,7 @@ def scan_tar(
     careful: bool = False,
     base: int = 0,
     goes_on: bool = False,
+    pace: Pace | None = None,
 ) -> TarTable:
     """Find every member of a tar of `size` bytes.
 
@@ -94,11 +96,12 @@ def scan_tar(
         careful: Take every header one by one. Slower; the result is the same.
         base: Where `read` begins in the shard, at a header. Offsets in the result count from the shard's beginning.
         goes_on: The shard has more than these bytes, so that what they cut off is no fault.
+        pace: What was learned in the part of the shard before this one, and takes what is learned in this one.
 
     Returns:
         The members up to the end, or up to the first error, which is then the last of `faults`. Errors of `read` pass.
     """
-    scanner = None if careful else tar_scan.HeaderScanner(read, size, is_mapped=is_mapped, window=window)
+    scanner = None if careful else tar_scan.HeaderScanner(read, size, is_mapped=is_mapped, window=window, pace=pace)
     walker = Walker(
         read if scanner is None else scanner.read, size, ignore_zeros=ignore_zeros, is_start=not base, goes_on=goes_on
     )
@@ -115,6 +118,8 @@ def scan_tar(
         walker.end = stop.fault.offset
     except CutError:
         walker.end, walker.is_cut = walker.began, True
+    if pace is not None and scanner is not None:
+        pace.stride, pace.at_once = astuple(scanner.pace())
     return _assemble(chunks, walker, base)
 
 

@@ -94,6 +94,19 @@ class _Parsed:
     name_lengths: Int64s
 
 
+@dataclass(slots=True)
+class Pace:
+    """How a tar's members were found so far, for whoever scans it in parts.
+
+    Attributes:
+        stride: Mean bytes from header to header.
+        at_once: Headers that were parsed together.
+    """
+
+    stride: float = math.inf
+    at_once: int = _FEW
+
+
 class HeaderScanner:
     """Goes through a shard in chunks of ordinary headers, and adapts to the size of its members.
 
@@ -102,16 +115,19 @@ class HeaderScanner:
     scanner stands back for the walker, which reads headers alone.
     """
 
-    def __init__(self, read: ReadRange, size: int, *, is_mapped: bool, window: Window | None = None) -> None:
+    def __init__(
+        self, read: ReadRange, size: int, *, is_mapped: bool, window: Window | None = None, pace: Pace | None = None
+    ) -> None:
         self._read = read
         self._offered = window
         self._size = size
         self._is_mapped = is_mapped
         self._refused = -1
-        self._start = 0.0
-        self._steps = 0
-        self._stride = math.inf
-        self._limit = _FEW
+        pace = pace or Pace()
+        self._stride = pace.stride
+        self._limit = pace.at_once
+        self._steps = 0 if math.isinf(self._stride) else _REMEMBERED_STEPS // 2
+        self._start = -self._steps * self._stride if self._steps else 0.0
         self._pause = 0
         self._waiting = 0
         self._headers: Bytes = np.empty((0, BLOCK), np.uint8)
@@ -127,6 +143,10 @@ class HeaderScanner:
         if start >= 0 and start + length <= len(self._view):
             return self._view[start : start + length]
         return self._read(offset, length)
+
+    def pace(self) -> Pace:
+        """Return how members were found, to begin the next part with."""
+        return Pace(self._stride, self._limit)
 
     def wants(self, position: int) -> bool:
         """Tell whether the header at `position` should be tried here, and not by the walker."""

@@ -16,6 +16,7 @@ from shardset.formats.faults import Fault
 from shardset.formats.naming import Names, is_structural, split_names
 from shardset.formats.tar import Kind, TarTable, scan_tar
 from shardset.formats.tar_header import BLOCK
+from shardset.formats.tar_scan import Pace
 
 from .table import sample_starts
 
@@ -121,11 +122,11 @@ def iter_sample_windows(
     Raises:
         Whatever `source` raises.
     """
-    offset, least = start, 0
+    offset, least, pace = start, 0, Pace()
     while True:
         data, is_all = source.window(offset, least)
         view = memoryview(data).cast("B")
-        table = scan_tar(_reading(view), len(view), is_mapped=True, base=offset, goes_on=not is_all)
+        table = scan_tar(_reading(view), len(view), is_mapped=True, base=offset, goes_on=not is_all, pace=pace)
         window, following = _group(table, data, offset, rename, select)
         if window.is_last:
             is_open = not is_all and table.error() is None

@@ -82,22 +82,24 @@ class Board:
         counts = {code: (count, [_plain(place) for place in places]) for code, count, places in report}
         text = orjson.dumps(counts)
         if len(text) > _SLOT_SIZE - _SLOT.size:
-            text = orjson.dumps({code: (count, []) for code, count, _ in report})[: _SLOT_SIZE - _SLOT.size]
+            text = orjson.dumps({code: (count, []) for code, count, _ in report})
+        if len(text) > _SLOT_SIZE - _SLOT.size:  # a thousand codes; nothing but a program's own can be so many
+            text = orjson.dumps({"many_codes": (len(report), [])})
         at = _place(worker)
         times, begun, _ = _SLOT.unpack_from(self._memory, at)
         self._memory[at + _SLOT.size : at + _SLOT.size + len(text)] = text
         _SLOT.pack_into(self._memory, at, times, begun, len(text))
 
     def reports(self) -> list[Report]:
-        """Return the reports that workers left of their last epochs."""
-        found = []
-        for worker in range(_SLOTS - 1):
-            at = _place(worker)
-            size = _SLOT.unpack_from(self._memory, at)[2]
-            if size:
-                text = self._memory[at + _SLOT.size : at + _SLOT.size + size]
-                found.append(_report(orjson.loads(text)))
-        return found
+        """Return the reports that workers left of the latest epoch that any of them began."""
+        places = [_place(worker) for worker in range(_SLOTS - 1)]
+        slots = [(_SLOT.unpack_from(self._memory, at), at + _SLOT.size) for at in places]
+        latest = max((times, begun) for (times, begun, _), _ in slots)
+        return [
+            _report(orjson.loads(self._memory[at : at + size]))
+            for (times, begun, size), at in slots
+            if size and (times, begun) == latest
+        ]
 
     def __getstate__(self) -> dict[str, Any]:
         if multiprocessing.context.get_spawning_popen() is None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+import sys
+from array import array
+from base64 import b64decode, b64encode
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from shardset.errors import without_secrets
+from shardset.errors import StateError, without_secrets
 from shardset.loading.order import mix_key
 from shardset.loading.ranks import Share
 from shardset.policy import Place, Policy, Report
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from shardset.policy import Action
 
@@ -48,6 +51,35 @@ MEANT: Final = frozenset(
     }
 )
 """Codes of what is left out because somebody asked for it, or because it is no data: no reason for a warning."""
+
+
+NOWHERE: Final = (-1, -1)
+"""The origin of what comes from no shard."""
+
+
+def pack_origins(numbers: array[int]) -> str:
+    """Return origins, two numbers each, as text: quick to make, compare and send, which loaders do at each step."""
+    if sys.byteorder == "big":
+        numbers = array("q", numbers)
+        numbers.byteswap()
+    return b64encode(numbers).decode("ascii")
+
+
+def unpack_origins(held: str | Iterable[Sequence[int]]) -> list[Origin]:
+    """Return origins from what a stage's state says under ``held``: what `pack_origins` made, or pairs.
+
+    Raises:
+        StateError: It is neither.
+    """
+    try:
+        if isinstance(held, str):
+            numbers = array("q", b64decode(held, validate=True))
+            if sys.byteorder == "big":
+                numbers.byteswap()
+            return list(zip(numbers[::2], numbers[1::2], strict=True))
+        return [(int(ordinal), int(offset)) for ordinal, offset in held]
+    except (TypeError, ValueError) as error:
+        raise StateError(f"the state is damaged: {error}") from error
 
 
 @dataclass
@@ -179,5 +211,5 @@ class Step:
             (ordinal, offset)
             for number in sorted(restored, reverse=True)
             if number > self.number and isinstance(restored[number], dict)
-            for ordinal, offset in restored[number].get("held", ())
+            for ordinal, offset in unpack_origins(restored[number].get("held", ()))
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -9,12 +10,10 @@ import numpy as np
 
 from shardset.loading.order import draws, mix_key
 
-from .run import Step
+from .run import NOWHERE, Step, pack_origins, unpack_origins
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-    from .run import Origin
 
     class Random(Protocol):
         """What is asked of a random generator of the caller's own, such as ``random.Random``."""
@@ -81,14 +80,14 @@ class _Buffer:
         self._awaited: dict[str, Any] | None = state or None
         self._passing = len(step.held_later)
         self._samples: list[Any] = []
-        self._origins: list[Origin | None] = []
+        self._origins = array("q")  # two numbers a sample, as they go into states
         self._block: list[int] = []
         step.remember(self._snapshot)
 
     def _snapshot(self) -> dict[str, Any]:
         if self._awaited is not None:  # not yet back where the last state was saved
             return self._awaited
-        state = {"drawn": self._drawn, "held": [list(origin or ()) for origin in self._origins]}
+        state = {"drawn": self._drawn, "held": pack_origins(self._origins)}
         return state if self._rng is None else {**state, "rng": "of the caller's own"}
 
     def run(self, source: Iterable[Any], most: int, initial: int, max_bytes: int | None) -> Iterator[Any]:
@@ -100,10 +99,10 @@ class _Buffer:
         else:
             for sample in items:
                 samples.append(sample)
-                origins.append(run.origin)
+                origins.extend(run.origin or NOWHERE)
                 if len(samples) < most and (another := next(items, _END)) is not _END:
                     samples.append(another)
-                    origins.append(run.origin)
+                    origins.extend(run.origin or NOWHERE)
                 if len(samples) >= initial:
                     yield self._take()
         while samples:
@@ -112,9 +111,9 @@ class _Buffer:
     def _go_on(self, items: Iterator[Any]) -> Iterator[Any]:
         """Let those pass that later stages held, and take back those that this one did."""
         yield from islice(items, self._passing)
-        for sample in islice(items, len((self._awaited or {}).get("held", ()))):
+        for sample in islice(items, len(unpack_origins((self._awaited or {}).get("held", ())))):
             self._samples.append(sample)
-            self._origins.append(self._run.origin)
+            self._origins.extend(self._run.origin or NOWHERE)
         self._awaited = None
 
     def _within(self, items: Iterator[Any], most: int, initial: int, max_bytes: int) -> Iterator[Any]:
@@ -123,11 +122,11 @@ class _Buffer:
         held = sum(map(_bytes_of, samples))
         for sample in items:
             samples.append(sample)
-            origins.append(self._run.origin)
+            origins.extend(self._run.origin or NOWHERE)
             held += _bytes_of(sample)
             if len(samples) < most and held < max_bytes and (another := next(items, _END)) is not _END:
                 samples.append(another)
-                origins.append(self._run.origin)
+                origins.extend(self._run.origin or NOWHERE)
                 held += _bytes_of(another)
             is_full = len(samples) >= initial
             while is_full or (held > max_bytes and len(samples) > 1):
@@ -149,10 +148,14 @@ class _Buffer:
                 self._block = (block >> np.uint64(32)).tolist()
             place = self._block[at] * count >> 32
             self._drawn += 1
-        sample, self._run.origin = samples[place], origins[place]
-        samples[place], origins[place] = samples[-1], origins[-1]
+        sample, ordinal, offset = samples[place], origins[2 * place], origins[2 * place + 1]
+        samples[place] = samples[-1]
         samples.pop()
+        origins[2 * place + 1] = origins[-1]
+        origins[2 * place] = origins[-2]
         origins.pop()
+        origins.pop()
+        self._run.origin = ordinal, offset
         return sample
 
 
