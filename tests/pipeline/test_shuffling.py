@@ -2,15 +2,20 @@ from __future__ import annotations
 
 import itertools
 import random
+import tracemalloc
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shards import write_shard
 from shardset.loading.ranks import Share
 from shardset.pipeline.run import Run, Step
 from shardset.pipeline.shuffling import shuffle
 from shardset.pipeline.stage import Stage
+from shardset.pipeline.web_dataset import WebDataset
+from shardset.storage import CachedStore
+from shardset.storage.memory import MemoryStore
 
 
 def step(**values):
@@ -117,3 +122,29 @@ def test_a_generator_of_the_callers_own_decides():
 def test_it_works_as_a_stage_by_itself():
     assert sorted(Stage(shuffle, 5)(range(9))) == list(range(9))
     assert repr(Stage(shuffle, 5, initial=2)) == "shuffle(5, initial=2)"
+
+
+def test_a_buffer_behind_the_reading_stage_holds_no_payloads_and_gives_the_same(tmp_path):
+    path = write_shard(tmp_path / "a.tar", [(f"{number:03d}.bin", bytes(200_000)) for number in range(100)])
+    store = MemoryStore()
+    store.write("memory://d/a.tar", path.read_bytes())
+    cached = CachedStore(store, tmp_path / "cache", limit=1 << 30)
+    urls = {"file": (str(path), None), "pipe": (f"pipe:cat {path}", None), "memory": ("memory://d/a.tar", store)}
+    orders = {}
+    for name, (url, place) in {**urls, "cached": ("memory://d/a.tar", cached)}.items():
+        found = list(WebDataset(url, store=place).shuffle(100, initial=100))
+        assert all(sample["bin"] == bytes(200_000) for sample in found)
+        orders[name] = [sample["__key__"] for sample in found]
+    assert len({tuple(order) for order in orders.values()}) == 1
+    tracemalloc.start()
+    try:
+        next(iter(WebDataset(str(path)).shuffle(100, initial=100)))
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_buffer_of_nothing_behind_the_reading_stage_keeps_the_order(tmp_path):
+    path = write_shard(tmp_path / "a.tar", [(f"{number}.x", b"y") for number in range(9)])
+    dataset = WebDataset(str(path)).compose(Stage(shuffle, 0))
+    assert [(sample["__key__"], sample["x"]) for sample in dataset] == [(str(number), b"y") for number in range(9)]

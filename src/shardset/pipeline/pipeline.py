@@ -17,8 +17,10 @@ from shardset.policy import Policy, Report
 
 from .epochs import Board
 from .fluent import Fluent
+from .reading import read_samples
 from .resuming import can_go_on
 from .run import MEANT, Run, Step
+from .shuffling import shuffle
 from .sources import urls_of
 from .stage import Stage
 
@@ -283,7 +285,8 @@ class DataPipeline(Fluent):
     def _chain(self, run: Run, live: _Live) -> Iterator[Any]:
         source: Any = None
         for number, stage in enumerate(self.pipeline):
-            source = _start(stage, source, Step(run, number, _name(stage)), is_first=not number)
+            defers = any(_hold_what_is_read(self.pipeline[at : at + 2]) for at in (number - 1, number) if at >= 0)
+            source = _start(stage, source, Step(run, number, _name(stage), defers=defers), is_first=not number)
         if source is None:
             return iter(())
         live.chain = source
@@ -385,6 +388,14 @@ def _same(part: Any) -> Any:
 def _name(stage: Any) -> str:
     name = getattr(stage, "name", None) or getattr(stage, "__name__", None)
     return name if isinstance(name, str) else type(stage).__name__
+
+
+def _hold_what_is_read(stages: list[Any]) -> bool:
+    """Tell whether these are the reading stage and a buffer right behind it, which can hold samples yet to be made."""
+    if not all(isinstance(stage, Stage) for stage in stages):
+        return False
+    functions = [stage.function for stage in stages]
+    return functions == [read_samples, shuffle] and stages[1].kwargs.get("max_bytes") is None
 
 
 def _start(stage: Any, source: Any, step: Step, *, is_first: bool) -> Any:

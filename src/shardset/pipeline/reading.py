@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import mmap
 import os
 from dataclasses import dataclass, field
 from itertools import chain, islice, repeat
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
     from .run import Handler, Origin
 
-    Sample = dict[str, Any]
+    Sample = Any  # a dict; or, where the step defers, what makes it
     Item = dict[str, Any]
     Emitted = Generator[Sample, None, bool]
     """Gives samples, and returns whether the stage goes on."""
@@ -118,7 +117,7 @@ def _read_again(items: dict[int, Item], origins: list[Origin], reading: Reading,
     for ordinal in sorted({origin[0] for origin in origins}):
         wanted = {origin[1] for origin in origins if origin[0] == ordinal}
         first = (ordinal, min(wanted))
-        for sample in _read_shard(items[ordinal], ordinal, reading, step, after=first, only=wanted):
+        for sample in _read_shard(items[ordinal], ordinal, reading, Step(run, step.number), after=first, only=wanted):
             found[run.origin] = sample
             wanted.discard(first[1] if run.origin is None else run.origin[1])
             if not wanted:
@@ -130,7 +129,7 @@ def _read_again(items: dict[int, Item], origins: list[Origin], reading: Reading,
                 hint="the shard was changed since the state was saved",
             )
         run.origin = origin
-        yield dict(found[origin])
+        yield (dict, found[origin]) if step.defers else dict(found[origin])
 
 
 def _read_shard(
@@ -203,6 +202,32 @@ def _code(error: ShardsetError) -> str:
     return code if isinstance(code, str) else "unreadable_shard"
 
 
+def _same(sample: Sample) -> Sample:
+    return sample
+
+
+@dataclass(frozen=True, slots=True)
+class _Alike:
+    """Samples of a window that all have the same fields, yet to be made."""
+
+    own: dict[str, str]
+    keys: list[str]
+    fields: list[str]
+    starts: list[int]
+    ends: list[int]
+    data: Any
+
+    def make(self, number: int) -> Sample:
+        """Make sample `number`."""
+        fields, data = self.fields, self.data
+        first = number * len(fields)
+        last = first + len(fields)
+        sample: Sample = {"__key__": self.keys[number], **self.own}
+        for name, start, end in zip(fields, self.starts[first:last], self.ends[first:last], strict=True):
+            sample[name] = data[start:end]
+        return sample
+
+
 class _Emitter:
     """Makes the samples of one shard, window by window."""
 
@@ -226,7 +251,11 @@ class _Emitter:
         if fields is None:
             return (yield from self._emit_each(window, range(first, count), only))
         seen.update(new)
-        yield from self._emit_alike(window, keys, offsets, fields, first)
+        if self._step.defers and isinstance(window.data, memoryview):
+            yield from self._defer_alike(window, keys, offsets, fields, first)
+        else:
+            samples = self._emit_alike(window, keys, offsets, fields, first)
+            yield from zip(repeat(_same), samples) if self._step.defers else samples
         return True
 
     def _emit_alike(
@@ -262,6 +291,20 @@ class _Emitter:
                 run.origin = run.last_read = place
                 yield {"__key__": key, **own, **dict(zip(fields, map(data.__getitem__, pieces), strict=True))}
 
+    def _defer_alike(
+        self, window: SampleWindow, keys: list[str], offsets: list[int], fields: list[str], first: int
+    ) -> Iterator[Any]:
+        """Give what makes the samples of `_emit_alike`, for whoever holds them: bytes of a map need no holding."""
+        run, ordinal, width = self._step.run, self._ordinal, len(fields)
+        members = slice(int(window.rows[first]), int(window.rows[first]) + len(keys) * width)
+        data, base = _sliceable(window)
+        starts = window.offset[members] - base
+        ends = starts + window.length[members]
+        make = _Alike(self._own, keys, fields, starts.tolist(), ends.tolist(), data).make
+        for number, offset in enumerate(offsets):
+            run.origin = run.last_read = ordinal, offset
+            yield make, number
+
     def _emit_each(self, window: SampleWindow, numbers: range, only: set[int] | None) -> Emitted:
         """Give samples one by one, with a look at each."""
         run = self._step.run
@@ -289,7 +332,7 @@ class _Emitter:
             run.origin = place = (self._ordinal, offset)
             if only is None:
                 run.last_read = place
-            yield sample
+            yield (_same, sample) if self._step.defers else sample
         return True
 
     def _settle_return(self, window: SampleWindow, number: int, earlier: int) -> bool:
@@ -375,10 +418,8 @@ def _common_fields(window: SampleWindow, first: int, count: int) -> list[str] | 
 def _sliceable(window: SampleWindow) -> tuple[Any, int]:
     """Return what gives bytes when it is sliced, and the byte of the shard that it begins with."""
     data = window.data
-    if isinstance(data, memoryview):
-        # A slice of the map itself is bytes at once; one of a view would have to be made bytes.
-        return (data.obj, 0) if isinstance(data.obj, mmap.mmap) else (bytes(data), window.base)
-    return data, window.base
+    # A slice of the map itself is bytes at once; one of a view of it would have to be made bytes.
+    return (data.obj, 0) if isinstance(data, memoryview) else (data, window.base)
 
 
 def _sparse(window: SampleWindow, row: int, shard: str) -> bytes:

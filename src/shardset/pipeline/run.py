@@ -7,6 +7,7 @@ import sys
 from array import array
 from base64 import b64decode, b64encode
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from shardset.errors import StateError, without_secrets
@@ -57,10 +58,10 @@ NOWHERE: Final = (-1, -1)
 """The origin of what comes from no shard."""
 
 
-def pack_origins(numbers: array[int]) -> str:
-    """Return origins, two numbers each, as text: quick to make, compare and send, which loaders do at each step."""
+def pack_origins(origins: Iterable[Origin]) -> str:
+    """Return origins as text: quick to make, compare and send, which loaders do at each step."""
+    numbers = array("q", chain.from_iterable(origins))
     if sys.byteorder == "big":
-        numbers = array("q", numbers)
         numbers.byteswap()
     return b64encode(numbers).decode("ascii")
 
@@ -119,14 +120,17 @@ class Step:
         run: The run; a new one by itself where a stage is called outside of a pipeline.
         number: The place of the stage in its pipeline.
         name: Its name, for messages.
+        defers: The reading stage gives samples to be made, as pairs of a function and its argument, to the stage behind
+            it, which makes a sample when it passes it on.
     """
 
-    __slots__ = ("name", "number", "run")
+    __slots__ = ("defers", "name", "number", "run")
 
-    def __init__(self, run: Run | None = None, number: int = 0, name: str = "stage") -> None:
+    def __init__(self, run: Run | None = None, number: int = 0, name: str = "stage", *, defers: bool = False) -> None:
         self.run = Run() if run is None else run
         self.number = number
         self.name = name
+        self.defers = defers
 
     @property
     def key(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -52,13 +53,18 @@ class MappedBytes:
         self._reader = reader
         self._close = close
 
-    def window(self, offset: int, least: int) -> tuple[memoryview, bool]:
-        """Give a window as `Windows.window` says, without reading anything."""
+    def window(self, offset: int, least: int) -> tuple[Buffer, bool]:
+        """Give a window as `Windows.window` says, without reading anything.
+
+        A view among the answers is one of an object that is the whole shard, and of which slices are bytes.
+        """
         whole = self._reader.map()
         if whole is None:
             raise ShardsetError("the map is gone")
         end = min(len(whole), offset + max(least, _MAPPED))
-        return whole[offset:end], end == len(whole)
+        view = whole[offset:end]
+        is_whole = isinstance(whole.obj, mmap.mmap | bytes) and len(whole.obj) == len(whole)
+        return view if is_whole else bytes(view), end == len(whole)
 
     def close(self) -> None:
         """Let go of the file; the map goes with the last view of it."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from array import array
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
@@ -14,6 +13,8 @@ from .run import NOWHERE, Step, pack_origins, unpack_origins
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from .run import Origin
 
     class Random(Protocol):
         """What is asked of a random generator of the caller's own, such as ``random.Random``."""
@@ -61,7 +62,7 @@ def shuffle(  # noqa: PLR0917 - the order of webdataset's arguments
         raise ValueError(f"shuffle: max_bytes={max_bytes} is below 1")
     step = step or Step(name="shuffle")
     if bufsize < 1:
-        return iter(source)
+        return (make(what) for make, what in source) if step.defers else iter(source)
     run = step.run
     key = step.key if seed is None else mix_key(seed, *run.epoch, run.share.rank, run.share.worker, step.number)
     initial = max(1, min(initial, bufsize))
@@ -69,18 +70,23 @@ def shuffle(  # noqa: PLR0917 - the order of webdataset's arguments
 
 
 class _Buffer:
-    """The samples that one pass holds, with the origin of each."""
+    """The samples that one pass holds, with the origin of each.
+
+    Where the stage before defers (see `Step.defers`), what is held are samples that are yet to be made: they take no
+    memory to speak of, and are made when they leave.
+    """
 
     def __init__(self, step: Step, key: int, rng: Random | None) -> None:
         state = step.restored or {}
         self._run = step.run
+        self._defers = step.defers
         self._key = key
         self._rng = rng
         self._drawn = int(state.get("drawn", 0))
         self._awaited: dict[str, Any] | None = state or None
         self._passing = len(step.held_later)
         self._samples: list[Any] = []
-        self._origins = array("q")  # two numbers a sample, as they go into states
+        self._origins: list[Origin] = []
         self._block: list[int] = []
         step.remember(self._snapshot)
 
@@ -91,42 +97,49 @@ class _Buffer:
         return state if self._rng is None else {**state, "rng": "of the caller's own"}
 
     def run(self, source: Iterable[Any], most: int, initial: int, max_bytes: int | None) -> Iterator[Any]:
-        run, samples, origins = self._run, self._samples, self._origins
         items = iter(source)
-        yield from self._go_on(items)
-        if max_bytes is not None:
-            yield from self._within(items, most, initial, max_bytes)
-        else:
-            for sample in items:
-                samples.append(sample)
-                origins.extend(run.origin or NOWHERE)
-                if len(samples) < most and (another := next(items, _END)) is not _END:
-                    samples.append(another)
-                    origins.extend(run.origin or NOWHERE)
-                if len(samples) >= initial:
-                    yield self._take()
-        while samples:
-            yield self._take()
+        leaving = (
+            self._shuffle(items, most, initial) if max_bytes is None else self._within(items, most, initial, max_bytes)
+        )
+        if not self._defers:
+            yield from chain(islice(items, self._passing), leaving)
+            return
+        for make, what in chain(islice(items, self._passing), leaving):
+            yield make(what)
 
-    def _go_on(self, items: Iterator[Any]) -> Iterator[Any]:
-        """Let those pass that later stages held, and take back those that this one did."""
-        yield from islice(items, self._passing)
-        for sample in islice(items, len(unpack_origins((self._awaited or {}).get("held", ())))):
+    def _refill(self, items: Iterator[Any]) -> None:
+        """Take back the samples that were held when the state was saved."""
+        for sample in islice(items, len(unpack_origins((self._awaited or {}).get("held", "")))):
             self._samples.append(sample)
-            self._origins.extend(self._run.origin or NOWHERE)
+            self._origins.append(self._run.origin or NOWHERE)
         self._awaited = None
 
+    def _shuffle(self, items: Iterator[Any], most: int, initial: int) -> Iterator[Any]:
+        self._refill(items)
+        run, samples, origins, take = self._run, self._samples, self._origins, self._take
+        for sample in items:
+            samples.append(sample)
+            origins.append(run.origin or NOWHERE)
+            if len(samples) < most and (another := next(items, _END)) is not _END:
+                samples.append(another)
+                origins.append(run.origin or NOWHERE)
+            if len(samples) >= initial:
+                yield take()
+        while samples:
+            yield take()
+
     def _within(self, items: Iterator[Any], most: int, initial: int, max_bytes: int) -> Iterator[Any]:
-        """Shuffle as `run` does, with an eye on the bytes."""
+        """Shuffle as `_shuffle` does, with an eye on the bytes."""
+        self._refill(items)
         samples, origins = self._samples, self._origins
         held = sum(map(_bytes_of, samples))
         for sample in items:
             samples.append(sample)
-            origins.extend(self._run.origin or NOWHERE)
+            origins.append(self._run.origin or NOWHERE)
             held += _bytes_of(sample)
             if len(samples) < most and held < max_bytes and (another := next(items, _END)) is not _END:
                 samples.append(another)
-                origins.extend(self._run.origin or NOWHERE)
+                origins.append(self._run.origin or NOWHERE)
                 held += _bytes_of(another)
             is_full = len(samples) >= initial
             while is_full or (held > max_bytes and len(samples) > 1):
@@ -134,28 +147,24 @@ class _Buffer:
                 held -= _bytes_of(leaving)
                 is_full = False
                 yield leaving
+        while samples:
+            yield self._take()
 
     def _take(self) -> Any:
         """Draw a sample, and take it out."""
         samples, origins = self._samples, self._origins
-        count = len(samples)
-        if self._rng is not None:
-            place = int(self._rng.random() * count)
-        else:
+        if self._rng is None:
             at = self._drawn % _DRAWN_AT_ONCE
             if not at or not self._block:
                 block = draws(self._key, self._drawn - at, _DRAWN_AT_ONCE)
                 self._block = (block >> np.uint64(32)).tolist()
-            place = self._block[at] * count >> 32
+            place = self._block[at] * len(samples) >> 32
             self._drawn += 1
-        sample, ordinal, offset = samples[place], origins[2 * place], origins[2 * place + 1]
-        samples[place] = samples[-1]
-        samples.pop()
-        origins[2 * place + 1] = origins[-1]
-        origins[2 * place] = origins[-2]
-        origins.pop()
-        origins.pop()
-        self._run.origin = ordinal, offset
+        else:
+            place = int(self._rng.random() * len(samples))
+        sample, self._run.origin = samples[place], origins[place]
+        samples[place], origins[place] = samples[-1], origins[-1]
+        del samples[-1], origins[-1]
         return sample
 
 
