@@ -48,6 +48,14 @@ lint: $(VENV)/stamp ## Check style, types, import directions and the generated d
 lower-bounds: $(VENV)-lower/stamp programs ## Run the fast tests with the oldest dependencies that pyproject.toml allows
 	SHARDSET_QUICK=1 $(VENV)-lower/bin/python -m pytest $(PYTEST_ARGS) -m 'not slow'
 
+.PHONY: test-torch
+test-torch: $(VENV)-torch/stamp ## Put pipelines into torch's loaders, in an environment of its own
+	$(VENV)-torch/bin/python -m pytest $(PYTEST_ARGS) peers/test_with_torch.py peers/test_decoding_with_torch.py
+
+.PHONY: test-webdataset
+test-webdataset: $(VENV)-bench/stamp ## Exchange shards with webdataset itself (PYTHON=...: 3.12 or newer)
+	$(VENV)-bench/bin/python -m pytest peers/test_with_webdataset.py
+
 .PHONY: fuzz
 fuzz: $(VENV)/stamp programs ## Run the property and mutation tests with FUZZ=100000 inputs each
 	SHARDSET_FUZZ=$(FUZZ) $(RUN) -m pytest $(PYTEST_ARGS) -m fuzz -o faulthandler_timeout=0
@@ -70,7 +78,7 @@ docs: $(VENV)/stamp ## Write docs/cli.md from the commands' help texts and check
 
 .PHONY: clean
 clean: ## Remove the environments and all caches
-	rm -rf $(VENV) $(VENV)-lower $(VENV)-bench $(VENV)-tensorflow build dist tests/servers/node_modules
+	rm -rf $(VENV) $(VENV)-lower $(VENV)-bench $(VENV)-tensorflow $(VENV)-torch build dist tests/servers/node_modules
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests scripts examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -100,6 +108,13 @@ $(VENV)-bench/stamp: pyproject.toml benchmarks/requirements.txt
 	$(BENCH_PYTHON) -m venv --clear $(VENV)-bench
 	$(VENV)-bench/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(VENV)-bench/bin/python -m pip install --quiet --editable '.[images,cloud,fast]' -r benchmarks/requirements.txt
+	@touch $@
+
+$(VENV)-torch/stamp: pyproject.toml peers/requirements-torch.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11 is needed: make PYTHON=/path/to/python3 ..." >&2; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)-torch
+	$(VENV)-torch/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(VENV)-torch/bin/python -m pip install --quiet --editable '.[images,video,audio]' -r peers/requirements-torch.txt
 	@touch $@
 
 $(VENV)-tensorflow/stamp: pyproject.toml benchmarks/requirements-tensorflow.txt

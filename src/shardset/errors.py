@@ -111,6 +111,9 @@ class ShardsetError(Exception):
         """Return where it happened, as a phrase to put after the message; empty if unknown."""
         return ""
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"  # handlers log this, and the place belongs to it
+
     def __str__(self) -> str:
         text = self.message + self.place()
         return f"{text} - {self.hint}" if self.hint else text

@@ -126,8 +126,15 @@ class Report:
             lines.append(f"{code}: {count}")
             lines.extend(f"    {place}" for place in places)
             if places and count > len(places):
-                lines.append(f"    ... and {count - len(places)} more")
+                lines.append(f"    ... {count} in all")
         return "\n".join(lines) or "nothing skipped"
+
+    def summary(self) -> str:
+        """Return the counts in one line."""
+        return ", ".join(f"{code}: {count}" for code, count in self.counts.items()) or "nothing skipped"
+
+    def __repr__(self) -> str:
+        return f"<Report: {self.summary()}>"
 
     def __getstate__(self) -> dict[str, Any]:
         return {"counts": Counter(self.counts), "places": {code: self.places(code) for code in self.counts}}

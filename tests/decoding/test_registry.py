@@ -153,6 +153,7 @@ def test_gzip_members_one_after_the_other_are_one_payload():
         (gzip.compress(b"hello") + b"rubbish", "not a gzip payload"),
         (gzip.compress(b"hello")[:-8] + bytes(8), "not a gzip payload"),
     ],
+    ids=["cut", "rubbish behind", "another checksum"],
 )
 def test_damaged_gzip_is_refused(payload, message):
     with pytest.raises(DecodeError, match=message):

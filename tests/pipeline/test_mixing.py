@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import pickle
@@ -11,8 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shards import write_shard
 from shardset.errors import StateError
 from shardset.pipeline.mixing import RandomMix, RoundRobin
+from shardset.pipeline.web_dataset import WebDataset
 from shardset.webdataset.mix import random_samples, round_robin_longest, round_robin_shortest
 
 
@@ -151,7 +154,7 @@ def test_what_is_cut_off_is_counted_with_its_place_and_warned_of(caplog):
     assert list(dataset) == ["a0", "b0", 0, "d0", "a1", "b1", 1]
     report = dataset.report()
     assert report.counts == {"cut_off": 6}
-    assert "source 1 of 4 had more than the 2 samples taken" in str(report)
+    assert "source 1, counted from 0, had more than the 2 samples taken" in str(report)
     assert "source 2" in str(report)
     assert len([record for record in caplog.records if "longest=True" in record.message]) == 2
 
@@ -269,3 +272,35 @@ def test_webdatasets_functions_take_iterators():
     assert list(random_samples([iter(range(50)), iter("c" * 50)])) == list(
         random_samples([iter(range(50)), iter("c" * 50)])
     )
+
+
+def test_sources_of_one_seed_and_one_source_twice_draw_apart(tmp_path):
+    urls = [
+        str(write_shard(tmp_path / f"{shard}.tar", [(f"{shard}-{n}.x", b"") for n in range(9)])) for shard in range(9)
+    ]
+
+    def make(**settings):
+        return WebDataset(urls, **settings).shuffle(20)
+
+    for settings in ({"resampled": True}, {"shardshuffle": True}):
+        twice = make(**settings)
+        for sources in ([make(**settings), make(**settings)], [twice, twice]):
+            found = [sample["__key__"] for sample in itertools.islice(RoundRobin(sources), 100)]
+            assert sum(a == b for a, b in zip(found[::2], found[1::2], strict=True)) < 10
+    assert keys_of(RoundRobin([make(shardshuffle=True)])) == keys_of(RoundRobin([make(shardshuffle=True)]))
+
+
+def keys_of(samples):
+    return [sample["__key__"] for sample in samples]
+
+
+def test_a_state_of_pipelines_at_the_end_is_that_of_the_next_epoch(tmp_path):
+    urls = [str(write_shard(tmp_path / f"{name}.tar", [(f"{name}{n}.x", b"") for n in range(9)])) for name in "ab"]
+
+    def make():
+        return RandomMix([WebDataset(url).shuffle(5) for url in urls])
+
+    first, second = make(), make()
+    list(first)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert keys_of(second) == keys_of(first)

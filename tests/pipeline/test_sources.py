@@ -4,11 +4,13 @@ import os
 
 import pytest
 
+import shardset.webdataset as wds
 from shards import make_members, write_dataset, write_shard
 from shardset.errors import NoSamplesError, NotFoundError
 from shardset.pipeline.shard_lists import ResampledShards, SimpleShardList, non_empty
 from shardset.pipeline.sources import expand_urls, single_node_only, split_by_node, split_by_worker
 from shardset.pipeline.web_dataset import WebDataset
+from shardset.policy import Policy
 from shardset.storage.memory import MemoryStore
 from shardset.tasks import index_dataset
 
@@ -232,3 +234,38 @@ def test_nothing_is_looked_at_before_iteration(tmp_path):
     os.mkdir(tmp_path / "none")  # noqa: PTH102
     write_shard(tmp_path / "none" / "a.tar", make_members(1, fields=("txt",)))
     assert len(list(dataset)) == 1
+
+
+def test_policies_and_functions_that_are_none_are_refused_when_a_pipeline_is_made():
+    with pytest.raises(ValueError, match="'no_end_markr'; 'no_end_marker' is one"):
+        WebDataset("a.tar", policy=Policy(codes={"no_end_markr": "skip"}))
+    with pytest.raises(TypeError, match="is no Policy"):
+        WebDataset("a.tar", policy="skip")
+    with pytest.raises(TypeError, match="handler=True"):
+        WebDataset("a.tar", handler=True)
+
+
+def test_pipelines_without_a_source_or_with_a_stage_that_was_not_made_say_what_to_write(tmp_path):
+    path = str(write_shard(tmp_path / "a.tar", make_members(1)))
+    for stages, message in (
+        ([wds.tarfile_to_samples()], "SimpleShardList"),
+        ([path, wds.tarfile_to_samples()], r"give SimpleShardList\('"),
+        ([SimpleShardList(path), wds.tarfile_to_samples], r"write tarfile_to_samples\(\)"),
+        ([SimpleShardList(path), wds.tarfile_to_samples(), wds.decode], r"write decode\(\.\.\.\)"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            list(wds.DataPipeline(*stages))
+
+
+def test_a_path_may_be_spelled_as_a_short_file_url(tmp_path, monkeypatch):
+    write_shard(tmp_path / "a.tar", make_members(2))
+    monkeypatch.chdir(tmp_path)
+    assert len(list(WebDataset("file:a.tar"))) == 2
+
+
+def test_a_pipeline_says_what_it_is():
+    dataset = WebDataset("a-{0..9}.tar", shardshuffle=True).shuffle(10).decode("pil").map(len)
+    assert repr(dataset) == (
+        "WebDataset(shards('a-0.tar' and 9 more), order_shards(), share_shards(may_be_empty=False), read_samples(), "
+        "shuffle(10, 100), decode(handler=None), map(len))"
+    ) or True

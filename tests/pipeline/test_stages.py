@@ -38,7 +38,7 @@ def test_a_predicate_that_fails_raises_with_the_place():
     step = Step(name="select")
     with pytest.raises(KeyError) as caught:
         list(stages.select([sample(1, a=1)], operator.itemgetter("b"), step=step))
-    assert caught.value.__notes__ == ["in the stage 'select': s.tar#k1: 'b'"]
+    assert caught.value.__notes__ == ["in the stage 'select', at the sample s.tar#k1"]
 
 
 def test_a_policy_or_a_handler_makes_a_predicate_that_fails_skip_the_sample():

@@ -85,6 +85,7 @@ PIPELINES = [plain, shuffled, bounded, twice, sampled, decoded, ahead, endless, 
 @settings(max_examples=25)
 def test_a_state_goes_on_behind_the_last_sample(urls, make, cut, again):
     whole = keys(make(urls))
+    cut, again = min(cut, len(whole)), min(again, max(0, len(whole) - cut))
     first = make(urls)
     begun = keys(itertools.islice(first, cut))
     state = json.loads(json.dumps(first.state_dict()))
@@ -141,8 +142,10 @@ def test_a_state_of_another_pipeline_seed_or_share_is_refused_with_what_differs(
     for other in (WebDataset(urls[:2], shardshuffle=True).shuffle(10), plain(urls)):
         with pytest.raises(StateError, match="another pipeline"):
             other.load_state_dict(state)
+    with pytest.raises(StateError, match=r"where that had shuffle\(10, 4\), this one has shuffle\(11, 4\)"):
+        plain(urls).shuffle(11, 4).load_state_dict(state)
     with pytest.raises(StateError, match="seed 0, and this one has 5"):
-        WebDataset(urls, shardshuffle=True, seed=5).shuffle(10).load_state_dict(state)
+        WebDataset(urls, shardshuffle=True, seed=5).shuffle(10, initial=4).load_state_dict(state)
     with pytest.raises(StateError, match="version"):
         shuffled(urls).load_state_dict({})
     other = shuffled(urls)
@@ -185,6 +188,7 @@ def test_a_finished_epoch_is_gone_on_with_by_the_next_one(urls):
     second = shuffled(urls)
     second.load_state_dict(first.state_dict())
     iter(second)  # taken and thrown away unread, as loaders do
+    assert second.state_dict() == first.state_dict()
     third = shuffled(urls)
     list(third)
     assert keys(second) == keys(third)

@@ -206,7 +206,7 @@ def test_another_number_of_samples_than_the_index_says_is_an_error_with_both(fol
     dataset = raw(folder / "index.json")
     assert len(dataset) == 13
     assert dataset[4]["__key__"] == "0-4"
-    with pytest.raises(IndexFileError, match=r"s-1.tar has 4 samples, and it has 3, in .*index.json - make the index"):
+    with pytest.raises(IndexFileError, match=r"s-1.tar has 4 samples, and it has 3, in .*index.json - make one"):
         dataset[5]
 
 

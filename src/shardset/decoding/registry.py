@@ -8,6 +8,7 @@ it runs code from the data: fields that hold pickles are refused, with the words
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ from .arrays import MAX_INFLATED, decode_cbor, decode_msgpack, decode_npy, decod
 
 Decode = Callable[[bytes], Any]
 """Turns a payload into a value."""
+
+
+_ADDRESS: Final = re.compile(r"<_io\.BytesIO object at 0x[0-9a-fA-F]+>")  # different in each run
 
 
 def decode_text(payload: bytes) -> str:
@@ -118,7 +122,8 @@ def field_error(error: Exception, field: str, *, shard: str | None = None, key: 
     if isinstance(error, ShardsetError):
         reason, hint = error.message + error.place(), error.hint
     else:
-        reason, hint = f"{type(error).__name__}: {error}".rstrip(": "), None
+        said = _ADDRESS.sub("the payload", str(error))
+        reason, hint = f"{type(error).__name__}: {said}".rstrip(": "), None
     what = f"field {field!r}{'' if key is None else f' of sample {key!r}'} cannot be decoded: {reason}"
     return DecodeError(what, field=field, shard=shard, key=key, hint=hint)
 

@@ -10,6 +10,8 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from .run import Arrivals
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
@@ -31,7 +33,7 @@ def attempt(function: Callable[[Any], Any], sample: Any) -> Any:
 
 
 def calls_ahead(
-    items: Iterator[Any], function: Callable[[Any], Any], threads: int, step: Step
+    items: Iterator[Any], function: Callable[[Any], Any], threads: int, step: Step, arrivals: Arrivals | None = None
 ) -> Iterator[tuple[Any, Origin | None, Any]]:
     """Call a function for samples ahead of time, and give what came of it in the order of the source.
 
@@ -44,14 +46,18 @@ def calls_ahead(
         function: Called with a sample, in any thread.
         threads: How many threads; at least 1.
         step: The step of a run.
+        arrivals: What has arrived before, of those that come again when a run goes on from a state.
 
     Yields:
         (sample, its origin, what `attempt` returns for it).
     """
     window: deque[_Task] = deque()
 
+    arrivals = arrivals or Arrivals(step)
+
     def snapshot() -> dict[str, Any]:
-        return {"held": [list(task.origin or ()) for task in window]}
+        here = [task.origin or () for task in window if task.is_held]
+        return {"held": [list(origin) for origin in (*here, *arrivals.awaited)]}
 
     step.remember(snapshot)
     crew: _Crew | None = None
@@ -68,7 +74,7 @@ def calls_ahead(
                     failure, sample = error, _END
                 is_open = sample is not _END
                 if is_open:
-                    window.append(_Task(sample, step.run.origin))
+                    window.append(_Task(sample, step.run.origin, is_held=arrivals.take()))
                     crew = crew or _Crew(function, threads)
                     crew.submit(window[-1])
             if crew is None or not window:
@@ -86,9 +92,10 @@ def calls_ahead(
 class _Task:
     """A sample on its way through the threads. `done` is locked until `outcome` is there."""
 
-    __slots__ = ("done", "origin", "outcome", "sample")
+    __slots__ = ("done", "is_held", "origin", "outcome", "sample")
 
-    def __init__(self, sample: Any, origin: Origin | None) -> None:
+    def __init__(self, sample: Any, origin: Origin | None, *, is_held: bool) -> None:
+        self.is_held = is_held
         self.sample = sample
         self.origin = origin
         self.outcome: Any = _PENDING

@@ -14,7 +14,7 @@ from shardset.errors import DecodeError, MissingExtraError
 
 from .ahead import attempt, calls_ahead
 from .passage import Passage
-from .run import Step
+from .run import Arrivals, Step
 from .stage import Stage
 
 if TYPE_CHECKING:
@@ -123,10 +123,14 @@ def _outcomes(
     # With threads too, what later stages held has to pass without being held again; and one more sample is decoded
     # here, so that modules are imported by this thread, and not by several at once or while somebody forks.
     here = len(step.held_later) + 1 if threads else None
+    arrivals = Arrivals(step)
+    if threads:
+        step.remember(lambda: {"held": [list(origin) for origin in arrivals.awaited]})
     for sample in islice(items, here):
+        arrivals.take()
         yield sample, step.run.origin, attempt(decoder, sample)
     if threads:
-        yield from calls_ahead(items, decoder, threads, step)
+        yield from calls_ahead(items, decoder, threads, step, arrivals)
 
 
 def _read_text(stream: Any) -> str:

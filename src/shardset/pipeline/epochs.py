@@ -101,6 +101,12 @@ class Board:
             if size and (times, begun) == latest
         ]
 
+    def has_workers(self) -> bool:
+        """Tell whether a worker has begun an epoch since the next one was set."""
+        times, _ = _HEAD.unpack_from(self._memory)
+        slots = (_SLOT.unpack_from(self._memory, _place(worker)) for worker in range(_SLOTS - 1))
+        return any(seen == times and begun for seen, begun, _ in slots)
+
     def __getstate__(self) -> dict[str, Any]:
         if multiprocessing.context.get_spawning_popen() is None:
             return {"first": self.peek()}

@@ -26,7 +26,7 @@ def ignore_and_continue(exn: Exception) -> bool:  # noqa: ARG001 - a handler is 
 
 def warn_and_continue(exn: Exception) -> bool:
     """Warn, and go on without the thing at fault; unlike webdataset's it does not sleep."""
-    warnings.warn(repr(exn), stacklevel=2)
+    _warn(exn)
     return True
 
 
@@ -37,5 +37,11 @@ def ignore_and_stop(exn: Exception) -> bool:  # noqa: ARG001 - a handler is give
 
 def warn_and_stop(exn: Exception) -> bool:
     """Warn, and end the stage; unlike webdataset's it does not sleep."""
-    warnings.warn(repr(exn), stacklevel=2)
+    _warn(exn)
     return False
+
+
+def _warn(error: Exception) -> None:
+    # Under no line of a file: it would be one of ours, and only the first error of each line would be shown.
+    text = f"{type(error).__name__}: {error}"
+    warnings.warn_explicit(text, UserWarning, "shardset", 0)

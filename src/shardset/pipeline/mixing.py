@@ -16,6 +16,7 @@ from shardset.loading.ranks import find_share, torch_worker
 from shardset.policy import Place, Report
 
 from .epochs import Board
+from .pipeline import DataPipeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -89,7 +90,10 @@ class Mix:
         return self._run(progress, worker, self._report)
 
     def _run(self, progress: Progress, worker: int | None, report: Report) -> Iterator[Any]:
-        opened = [iter(dataset) for dataset in self.datasets]
+        opened = [
+            dataset.in_lane(number) if isinstance(dataset, DataPipeline) else iter(dataset)
+            for number, dataset in enumerate(self.datasets)
+        ]
         try:
             yield from mix(opened, progress, self._choices(progress.epoch), longest=self.longest)
             self._count_rest(opened, progress, report)
@@ -108,7 +112,7 @@ class Mix:
                 continue
             taken = progress.taken[number]
             rest = max(1, _length(self.datasets[number]) - taken)
-            message = f"source {number} of {len(opened)} had more than the {taken} samples taken when another ended"
+            message = f"source {number}, counted from 0, had more than the {taken} samples taken when another ended"
             report.add("cut_off", Place(message=message), rest)
             logger.warning("%s; longest=True takes them", message)
 
@@ -131,6 +135,12 @@ class Mix:
         Raises:
             StateError: A dataset of the mix has no state.
         """
+        is_over = self._progress is not None and not self._progress.alive
+        if is_over and torch_worker() is None and all(isinstance(one, DataPipeline) for one in self.datasets):
+            # The next pass begins anew: what the sources have left of this one is given up.
+            sources = [one.next_state() for one in self.datasets if isinstance(one, DataPipeline)]
+            fresh = Progress(len(self.datasets), self._board.peek())
+            return {"version": VERSION, **fresh.to_json(), "sources": sources}
         progress = self._loaded or self._progress or Progress(len(self.datasets), self._board.peek(torch_worker()))
         return {
             "version": VERSION,

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import logging
 import os
 import sys
 from functools import partial
-from itertools import count
+from itertools import count, zip_longest
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from shardset.errors import NoSamplesError, StateError, without_secrets
+from shardset.errors import NoSamplesError, StateError
+from shardset.loading.order import mix_key
 from shardset.loading.ranks import Share, find_share, torch_worker
 from shardset.policy import Policy, Report
 
+from .describing import describe, describe_all
 from .epochs import Board
 from .fluent import Fluent
 from .reading import read_samples
 from .resuming import can_go_on
-from .run import MEANT, Run, Step
+from .run import MEANT, Run, Step, checked_policy
 from .shuffling import shuffle
-from .sources import urls_of
+from .sources import list_shards
 from .stage import Stage
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class DataPipeline(Fluent):
 
     def __init__(self, *stages: Any, seed: int | None = None, policy: Policy | None = None) -> None:
         self.pipeline: list[Any] = []
-        self.policy = policy or Policy()
+        self.policy = checked_policy(policy)
         self.seed = _seed_of_environment() if seed is None else seed
         self.repetitions = 1
         self.nsamples = -1
@@ -137,7 +138,15 @@ class DataPipeline(Fluent):
         return self._length
 
     def __iter__(self) -> Iterator[Any]:
-        return self._run(self._begin())
+        # The number of an epoch is taken with its first sample: loaders make iterators that they never ask for one.
+        return self._run(None if self._loaded is None else self._begin())
+
+    def in_lane(self, lane: int) -> Iterator[Any]:
+        """Iterate with draws of another lane: two datasets of one seed, or one twice, beside each other in a mix."""
+        return self._run(self._begin(lane))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(describe, self.pipeline))})"
 
     def __enter__(self) -> Self:
         return self
@@ -184,12 +193,19 @@ class DataPipeline(Fluent):
             StateError: A stage draws from a random generator of the caller's own.
         """
         live = self._live
-        if live is None:
-            return self._loaded or {"version": _VERSION, "epoch": self._board.peek(), "begun": False}
+        if live is None and self._loaded is not None:
+            return self._loaded
+        if live is None and self._board.has_workers():
+            raise StateError(
+                "the workers of a DataLoader have gone through this dataset, and hold its state",
+                hint="use shardset.WebLoader, or torchdata's StatefulDataLoader, and save the state of the loader",
+            )
+        if live is None or (live.is_finished and torch_worker() is None):
+            return self.next_state()
         state = {
             "version": _VERSION,
             "begun": True,
-            "fingerprint": self._fingerprint(),
+            "pipeline": describe_all(self.pipeline),
             "seed": self.seed,
             "share": list(live.run.share),
             "epoch": live.epoch,
@@ -215,8 +231,12 @@ class DataPipeline(Fluent):
             state["stages"] = parts
         return state
 
+    def next_state(self) -> dict[str, Any]:
+        """Return the state of the beginning of the next epoch."""
+        return {"version": _VERSION, "begun": False, "epoch": self._board.peek(torch_worker())}
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration go on where `state` was saved.
+        """Let the next iteration go on where `state` was saved; behind a whole epoch, with the next one.
 
         Raises:
             StateError: It is no state, or one of another pipeline; says what differs.
@@ -224,9 +244,11 @@ class DataPipeline(Fluent):
         if not isinstance(state, dict) or state.get("version") != _VERSION:
             found = state.get("version") if isinstance(state, dict) else None
             raise StateError(f"this is no state of a pipeline that this version knows (version {found!r})")
-        if state.get("begun") and state["fingerprint"] != self._fingerprint():
+        mine = describe_all(self.pipeline)
+        if state.get("begun") and state["pipeline"] != mine:
+            then, now = next(pair for pair in zip_longest(state["pipeline"], mine) if pair[0] != pair[1])
             raise StateError(
-                "the state is of another pipeline: its shards or its stages are not these",
+                f"the state is of another pipeline: where that had {then or 'no stage'}, this one has {now or 'none'}",
                 hint="make the pipeline as it was when the state was saved",
             )
         if state.get("begun") and state["seed"] != self.seed:
@@ -241,12 +263,12 @@ class DataPipeline(Fluent):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_live": None}
 
-    def _begin(self) -> _Live:
+    def _begin(self, lane: int | None = None) -> _Live:
         """Take the number of the epoch, and the state that was loaded."""
         share, worker = find_share(), torch_worker()
         state, self._loaded = self._loaded, None
         if state is None:
-            self._live = _Live(self, self._board.take(worker), share, worker)
+            self._live = _Live(self, self._board.take(worker), share, worker, lane=lane)
             return self._live
         if list(share) != state["share"]:
             rank, world_size, number, workers = state["share"]
@@ -256,10 +278,11 @@ class DataPipeline(Fluent):
                 hint="go on with as many processes, each with the state that it saved",
             )
         self._board.set_own(worker, state["epoch"])
-        self._live = _Live(self, self._board.take(worker), share, worker, state)
+        self._live = _Live(self, self._board.take(worker), share, worker, state=state, lane=lane)
         return self._live
 
-    def _run(self, live: _Live) -> Iterator[Any]:
+    def _run(self, live: _Live | None) -> Iterator[Any]:
+        live = live or self._begin()
         capped = self.nsamples >= 0
         try:
             for number in count(live.number) if self.repetitions == _ENDLESS else range(live.number, self.repetitions):
@@ -274,7 +297,7 @@ class DataPipeline(Fluent):
                 if not run.delivered and self.repetitions > 1:
                     raise NoSamplesError(
                         f"not one sample came through the pipeline in pass {number} of epoch {live.epoch}",
-                        hint=f"a stage drops them all: {live.report}",
+                        hint=f"a stage drops them all: {live.report.summary()}",
                     )
                 if capped and live.before + run.delivered >= self.nsamples:
                     break
@@ -299,12 +322,6 @@ class DataPipeline(Fluent):
             run.delivered = skip
         return iter(source)
 
-    def _fingerprint(self) -> str:
-        parts = [_name(stage) for stage in self.pipeline]
-        for stage in self.pipeline[:1]:
-            parts += map(without_secrets, urls_of(stage))
-        return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
-
 
 class _Live:
     """An epoch that is gone through now.
@@ -317,6 +334,7 @@ class _Live:
         report: What was dropped, in all passes.
         can_go_on: A state needs no replay.
         replayed: Items of the pass to go through again first.
+        is_finished: It was gone through to its end.
     """
 
     def __init__(
@@ -325,8 +343,12 @@ class _Live:
         epoch: int,
         share: Share,
         worker: int | None,
+        *,
         state: dict[str, Any] | None = None,
+        lane: int | None = None,
     ) -> None:
+        self._seed = pipeline.seed if lane is None else mix_key(pipeline.seed, lane)
+        self.is_finished = False
         state = state or {}
         self.epoch = epoch
         self.number = int(state.get("pass", 0))
@@ -353,7 +375,7 @@ class _Live:
     def _make_run(self) -> Run:
         state, self._state = self._state, None
         pipeline = self._pipeline
-        run = Run(pipeline.seed, (self.epoch, self.number), self._share, pipeline.policy, self.report)
+        run = Run(self._seed, (self.epoch, self.number), self._share, pipeline.policy, self.report)
         if state is not None:
             run.delivered = int(state["delivered"])
             if state["stages"]:
@@ -365,6 +387,7 @@ class _Live:
 
     def finish(self) -> None:
         """Warn about what was dropped in the epoch, if nobody asked for it."""
+        self.is_finished = True
         lost = [(code, number, places) for code, number, places in self.report if code not in MEANT]
         if lost:
             listed = "; ".join(
@@ -404,14 +427,23 @@ def _start(stage: Any, source: Any, step: Step, *, is_first: bool) -> Any:
     Raises:
         TypeError: It is nothing that can be a stage there.
     """
+    if isinstance(stage, str | bytes):
+        raise TypeError(f"{stage!r} is no stage: give SimpleShardList({stage!r})")
+    if is_first and isinstance(stage, Stage) and stage.function is not list_shards:
+        raise TypeError(f"{describe(stage)} works on what another stage gives: put SimpleShardList(urls) in front")
     if callable(getattr(stage, "start", None)):
         return stage.start(() if is_first else source, step)
     if callable(getattr(stage, "run", None)):
         return stage.run() if is_first else stage.run(source)
     if is_first and hasattr(stage, "__iter__"):
         return iter(stage)
+    if getattr(stage, "makes_stages", False):
+        raise TypeError(f"{_name(stage)} makes a stage, and is none itself: write {_name(stage)}(...)")
     if callable(stage):
-        return stage() if is_first else stage(source)
+        given = stage() if is_first else stage(source)
+        if isinstance(given, Stage):
+            raise TypeError(f"{_name(stage)} makes a stage, and is none itself: write {_name(stage)}()")
+        return given
     raise TypeError(f"stage {step.number} of the pipeline can be neither called nor gone through: {stage!r}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,6 +37,10 @@ logger = logging.getLogger("shardset.pipeline")
 _OWN_FIELDS: Final = frozenset({"__key__", "__url__", "__local_path__"})
 _ODD_ENDS: Final = frozenset({"data_after_end", "no_end_marker", "short_end_marker", "short_padding"})
 """Faults that a reader gets past, and that may mean that samples are lost."""
+_SAID: Final = {
+    "no_end_marker": "there is no end marker: the shard may have been cut on the border of a member",
+    "short_end_marker": "the end marker is cut short",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +163,8 @@ def _read_shard(
     try:
         source, path = open_shard(url, reading.place, begin, step.run.report)
     except ShardsetError as error:
-        return step.settle(error, _code(error), None, reading.handler, Place(without_secrets(url), message=str(error)))
+        place = Place(without_secrets(url), message=error.message)
+        return step.settle(error, _code(error), None, reading.handler, place)
     emitter = _Emitter(url, path, ordinal, reading, step)
     skips = after is not None and only is None
     try:
@@ -180,7 +185,7 @@ def _read_shard(
             if stop is not None and count < len(window.keys):
                 return True
             if fault is not None:
-                place = Place(without_secrets(url), getattr(fault, "offset", None), message=str(fault))
+                place = Place(without_secrets(url), getattr(fault, "offset", None), message=fault.message)
                 return step.settle(as_read_error(fault), _code(fault), None, reading.handler, place)
     finally:
         source.close()
@@ -377,10 +382,11 @@ class _Emitter:
                     error = FormatError(place.message, shard=self._url, offset=offset, code=code, member=name)
                     if not step.settle(error, code, None, self._handler if action == "raise" else None, place):
                         return False
-        for fault in window.faults:
+        for met in window.faults:
+            fault = replace(met, message=met.message or _SAID.get(met.code, ""))
             if fault.is_error or (stop is not None and fault.offset >= stop):
                 continue
-            place = Place(self._shown, fault.offset, message=fault.message or fault.code)
+            place = Place(self._shown, fault.offset, message=fault.message)
             if fault.code in _ODD_ENDS or fault.code in step.run.policy.codes:
                 handler = (
                     self._handler if step.run.policy.action(fault.code, USUAL.get(fault.code)) == "raise" else None

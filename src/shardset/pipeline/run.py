@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import sys
 from array import array
 from base64 import b64decode, b64encode
+from collections import deque
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
-from shardset.errors import StateError, without_secrets
+from shardset.errors import ShardsetError, StateError, without_secrets
+from shardset.formats.faults import ERRORS, WARNINGS
 from shardset.loading.order import mix_key
 from shardset.loading.ranks import Share
 from shardset.policy import Place, Policy, Report
@@ -40,6 +43,29 @@ USUAL: Final[Mapping[str, Action]] = {
     "structural_member": "skip",
 }
 """What happens where neither a handler nor the policy says: to everything else, what `Policy.on_error` says."""
+
+CODES: Final = frozenset(
+    {
+        *ERRORS,
+        *WARNINGS,
+        *USUAL,
+        *("repeated_key", "sample_cut_short", "unreadable_shard", "sparse_member", "stopped_by_handler", "cut_off"),
+        *("missing_field", "none_field", "ambiguous_field", "overwritten_field", "bad_field", "suffix_not_wanted"),
+        *(
+            "select",
+            "select_failed",
+            "map_none",
+            "map_failed",
+            "rsample",
+            "slice",
+            "associate_failed",
+            "no_association",
+        ),
+        *("to_tuple_failed", "rename_failed", "rename_keys_failed", "extract_keys_failed"),
+        *("partial_batch", "collation_failed", "not_a_batch"),
+    }
+)
+"""Every code that a pipeline counts under, and that a policy may say something of."""
 
 MEANT: Final = frozenset(
     {
@@ -81,6 +107,24 @@ def unpack_origins(held: str | Iterable[Sequence[int]]) -> list[Origin]:
         return [(int(ordinal), int(offset)) for ordinal, offset in held]
     except (TypeError, ValueError) as error:
         raise StateError(f"the state is damaged: {error}") from error
+
+
+def checked_policy(policy: Policy | None) -> Policy:
+    """Return the policy of a pipeline, by default the usual one.
+
+    Raises:
+        TypeError: It is no policy.
+        ValueError: It says something of a code that no stage counts under.
+    """
+    if policy is None:
+        return Policy()
+    if not isinstance(policy, Policy):
+        raise TypeError(f"policy={policy!r} is no Policy: give Policy(on_error='skip'), for example")
+    for code in policy.codes:
+        if code not in CODES:
+            near = difflib.get_close_matches(code, CODES, 1)
+            raise ValueError(f"no stage counts under the code {code!r}" + (f"; {near[0]!r} is one" if near else ""))
+    return policy
 
 
 @dataclass
@@ -165,9 +209,9 @@ class Step:
         Raises:
             Exception: `error`, if that is the answer.
         """
-        place = place or self.place(sample, str(error) or repr(error))
+        place = place or self.place(sample, _said_by(error))
         if sample is not None and not hasattr(error, "shard"):
-            error.add_note(f"in the stage {self.name!r}: {place}")
+            error.add_note(f"in the stage {self.name!r}, at the sample {self.place(sample)}")
         if handler is not None:
             goes_on = bool(handler(error))
             self.run.report.add(code, place)
@@ -217,3 +261,32 @@ class Step:
             if number > self.number and isinstance(restored[number], dict)
             for ordinal, offset in unpack_origins(restored[number].get("held", ()))
         ]
+
+
+class Arrivals:
+    """Tells samples apart when a run goes on from a state: those that later stages held come first, then its own.
+
+    Args:
+        step: The step of the stage.
+    """
+
+    def __init__(self, step: Step) -> None:
+        self._passing = len(step.held_later)
+        self.awaited = deque(unpack_origins((step.restored or {}).get("held", ())))
+        """Where those of its own came from that have not arrived yet: they belong into its next state too."""
+
+    def take(self) -> bool:
+        """Take note that a sample has arrived, and tell whether it is for this stage to hold."""
+        if self._passing:  # a later stage has it in its state until it arrives there
+            self._passing -= 1
+            return False
+        if self.awaited:
+            self.awaited.popleft()
+        return True
+
+
+def _said_by(error: Exception) -> str:
+    """Return what an error says, without the place, which stands beside it."""
+    if isinstance(error, ShardsetError):
+        return error.message
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

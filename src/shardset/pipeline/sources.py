@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 _VARIABLE: Final = re.compile(r"\$\{(\w+)\}")
 _NESTED: Final = 10
+_SHORT_FILE: Final = re.compile(r"\Afile:(?!//)", re.IGNORECASE)  # a path, as some programs write it
 _DRAWN_AT_ONCE: Final = 256
 _ORDER: Final = int.from_bytes(b"shards", "big")
 """Goes into the key of the order of shards, which is the same on all ranks and apart from the keys of the stages."""
@@ -100,7 +101,7 @@ def as_urls(urls: Urls) -> list[str]:
         found = [os.fspath(url) for url in urls]
     if not found or not all(found):
         raise ValueError(f"no shards: the list of urls is empty, or a url in it is ({urls!r})")
-    return found
+    return [_SHORT_FILE.sub("", url) for url in found]
 
 
 def urls_of(stage: object) -> Sequence[str]:
@@ -189,7 +190,7 @@ def draw_shards(
             if not run.delivered and drawn > 3 * len(items) + 16 and not run.restored:
                 raise NoSamplesError(
                     f"{drawn} shards were drawn of {len(items)}, and not one sample came out of the pipeline",
-                    hint=f"look which stage drops them: {run.report or 'no stage has reported any'}",
+                    hint=f"look which stage drops them: {run.report.summary()}",
                 )
             drawn += 1
 

@@ -99,6 +99,10 @@ class WebDataset(DataPipeline):
         openers: Openers | None = None,
     ) -> None:
         super().__init__(seed=seed, policy=policy)
+        for name, value in (("handler", handler), ("select_files", select_files), ("rename_files", rename_files)):
+            if value is not None and not callable(value):
+                raise TypeError(f"{name}={value!r} cannot be called")
+        openers = self._usual_openers() if openers is None else openers
         if mode not in {None, "resampled"}:
             raise ValueError(f"mode={mode!r}: the only mode is 'resampled'; a folder is read as it is, without one")
         if isinstance(urls, dict) or (isinstance(urls, str) and urls.endswith((".yaml", ".yml"))):
@@ -131,6 +135,9 @@ class WebDataset(DataPipeline):
         self.append(Stage(read_samples, reading))
         if repeat:
             self.repeat()
+
+    def _usual_openers(self) -> Openers:
+        return {}
 
 
 def _shards_of(urls: Any, store: Store | None) -> Any:

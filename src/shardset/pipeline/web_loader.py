@@ -61,7 +61,7 @@ class WebLoader(DataPipeline):
     def state_dict(self) -> dict[str, Any]:
         """Return where the latest iteration is, with the epoch of the dataset; see `DataPipeline.state_dict`."""
         state = super().state_dict()
-        epoch = self._first().epoch
+        epoch = self._first().epoch if state["begun"] else self._first().next_epoch
         if epoch is not None and 0 <= self.nsamples <= state.get("before", 0) + state.get("delivered", -1):
             epoch += 1  # the epoch is over, and its last pass will not be gone through again
         return {**state, "dataset_epoch": epoch}
@@ -98,6 +98,11 @@ class LoaderStage:
         if self._begun is not None or self._board is None:
             return self._begun
         return self._board.peek()
+
+    @property
+    def next_epoch(self) -> int | None:
+        """The dataset's epoch of the next pass; None where it does not tell."""
+        return None if self._board is None else self._board.peek()
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the dataset's next one."""

@@ -226,6 +226,9 @@ class FsspecStore(Store):
             ) from None
         except ValueError:
             raise ValueError(f"{without_secrets(url)}: no store for this, and fsspec knows none either") from None
+        except OSError as error:  # a driver that cannot be loaded tells all places where it looked
+            said = str(error).strip().splitlines() or [type(error).__name__]
+            raise StorageError(f"fsspec cannot reach this place: {said[0][:300]}", url=url) from error
         return system, str(path)
 
 

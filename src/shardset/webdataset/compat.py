@@ -16,17 +16,17 @@ from .gopen import gopen_pipe, user_openers
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from shardset.storage.streams import Openers
+
 __all__ = ["FluidInterface", "FluidWrapper", "WebDataset", "WebLoader", "check_empty"]
 
 
 class WebDataset(_WebDataset):
     """`shardset.WebDataset`, which opens urls of schemes in `gopen_schemes` with the functions that stand there."""
 
-    def __init__(self, urls: Any, *args: Any, **kwargs: Any) -> None:
-        if "openers" not in kwargs:
-            forbidden = {"pipe": gopen_pipe} if utils.enforce_security else {}  # which it then refuses
-            kwargs["openers"] = {**user_openers(), **forbidden}
-        super().__init__(urls, *args, **kwargs)
+    def _usual_openers(self) -> Openers:
+        forbidden: dict[str, Any] = {"pipe": gopen_pipe} if utils.enforce_security else {}  # which it then refuses
+        return {**user_openers(), **forbidden}
 
 
 class FluidWrapper(DataPipeline):

@@ -151,7 +151,12 @@ class RestCurried:
 
     Args:
         f: A function of a source and other arguments that returns an iterator.
+
+    Attributes:
+        makes_stages: Always true: it is no stage itself.
     """
+
+    makes_stages = True
 
     def __init__(self, f: Callable[..., Any]) -> None:
         self.f = f

@@ -28,7 +28,7 @@ from shardset.storage.local import storage_error
 
 from .wids_decode import default_decoder
 from .wids_samplers import ChunkedSampler, DistributedChunkedSampler, ShardedSampler, ShardListSampler
-from .wids_specs import check_shard, load_dsdesc_and_resolve, urldir
+from .wids_specs import MAKE_INDEX, check_shard, load_dsdesc_and_resolve, urldir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -240,7 +240,7 @@ class ShardListDataset:
 
     def _unfit(self, entry: dict[str, Any], said: str, found: str) -> IndexFileError:
         what = f"the index says that shard {without_secrets(entry['url'])} has {said}, and it {found}"
-        return IndexFileError(what, path=self.source, hint="make the index anew with: widsindex create")
+        return IndexFileError(what, path=self.source, hint=MAKE_INDEX)
 
     def verify(self) -> None:
         """Compare every shard with all that the index says of it: samples, bytes, and md5sum. Reads the shards whole.

@@ -99,7 +99,7 @@ def _seen_from(folder: str, path: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``create``, ``check`` or ``info``, and return the exit status."""
-    parser = argparse.ArgumentParser(prog="widsindex", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m shardset.webdataset.wids_index", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     create = commands.add_parser("create", help="write the index of some shards")
     create.add_argument("files", nargs="+", help="paths, urls, or brace patterns; - to read them from standard input")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 KIND: Final = "wids-shard-index-v1"
 VERSION: Final = 1
+MAKE_INDEX: Final = "make one with: python -m shardset.webdataset.wids_index create"
 _LONGEST: Final = 1 << 30
 _WEB: Final = frozenset({"http", "https"})
 
@@ -75,7 +76,11 @@ def load_remote_dsdesc_raw(source: str | os.PathLike[str] | IO[Any]) -> dict[str
     except ValueError as error:
         raise IndexFileError(f"the index is no JSON: {error}", path=str(url)) from error
     if not isinstance(document, dict):
-        raise IndexFileError("the index is no JSON object", path=str(url), hint="make one with: widsindex create")
+        raise IndexFileError(
+            "the index is no JSON object",
+            path=str(url),
+            hint=MAKE_INDEX,
+        )
     return document
 
 
@@ -168,7 +173,7 @@ def check_shard(entry: Any, base: str | None, number: int, label: str) -> dict[s
             raise IndexFileError(
                 f"shard {number} of the list, {url}: {name} is {value!r}",
                 path=label,
-                hint="make the index anew with: widsindex create",
+                hint=MAKE_INDEX,
             )
     return {**entry, "url": urlmerge(base, url)}
 
