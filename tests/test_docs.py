@@ -125,6 +125,7 @@ def test_every_code_that_is_counted_is_explained():
     source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
     counted = set(re.findall(r'(?:report\.add|_pass_over|\.drop)\(\s*"(\w+)"', source)) | WARNINGS | set(ERRORS)
     settled = set(re.findall(r'\.settle\(\s*[^"\n]+,\s*"(\w+)"', source))
+    settled.discard("code")  # an attribute that is looked up
     assert settled <= CODES
     counted |= settled | CODES
     assert len(counted) > 30

@@ -5,13 +5,15 @@ import itertools
 import json
 import pickle
 import random
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shards import make_members, tar_bytes, write_dataset, write_shard
-from shardset.errors import NoSamplesError, StateError
+from shardset.errors import FormatError, NoSamplesError, StateError
 from shardset.pipeline.pipeline import DataPipeline
 from shardset.pipeline.shard_lists import ResampledShards, SimpleShardList
 from shardset.pipeline.web_dataset import WebDataset
@@ -291,3 +293,130 @@ def test_the_report_is_that_of_the_latest_epoch_with_all_its_passes(tmp_path, ca
     assert "no_suffix" not in caplog.text
     list(dataset.with_epoch(4))
     assert dataset.report().counts["duplicate_suffix"] == 2
+
+
+def test_a_state_after_an_error_or_an_interrupt_loses_no_sample(urls):
+    def fail_once(sample):
+        if armed and sample["__key__"] == "00000003":
+            armed.clear()
+            raise KeyboardInterrupt
+        return sample
+
+    for make in (
+        lambda: WebDataset(urls).map(fail_once),
+        lambda: WebDataset(urls).shuffle(5).map(fail_once).batched(2),
+    ):
+        armed = []
+        whole = list(make())
+        armed = [True]
+        first, begun = make(), []
+        with pytest.raises(KeyboardInterrupt):
+            begun.extend(first)
+        second = make()
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        assert len(begun) + len(list(second)) == len(whole)
+
+
+def test_a_list_of_shards_that_changed_under_a_state_is_noticed(tmp_path):
+    for name in ("b", "c", "d"):
+        write_shard(tmp_path / f"{name}.tar", make_members(5, prefix=name, fields=("txt",)))
+    for arguments in ({}, {"shardshuffle": True}):
+        first = WebDataset(str(tmp_path), **arguments)
+        list(itertools.islice(first, 7))
+        write_shard(tmp_path / "a.tar", make_members(5, prefix="a", fields=("txt",)))
+        second = WebDataset(str(tmp_path), **arguments)
+        second.load_state_dict(first.state_dict())
+        with pytest.raises(StateError, match="list of shards"):
+            list(second)
+        (tmp_path / "a.tar").unlink()
+
+
+def test_a_shard_of_another_size_or_with_another_sample_in_the_place_is_noticed(tmp_path):
+    path = tmp_path / "a.tar"
+    for members, message in (
+        (make_members(5, fields=("txt",)), "bytes"),
+        (make_members(30, prefix="z", fields=("txt",)), "'z0"),
+    ):
+        write_shard(path, make_members(30, fields=("txt",)))
+        first = WebDataset(str(path))
+        list(itertools.islice(first, 12))
+        write_shard(path, members)
+        second = WebDataset(str(path))
+        second.load_state_dict(first.state_dict())
+        with pytest.raises(StateError, match=message):
+            list(second)
+
+
+def test_a_key_that_came_before_the_state_must_not_come_back(tmp_path):
+    path = write_shard(tmp_path / "a.tar", [(f"{key}.x", b"") for key in ("a", "b", "c", "d", "a")])
+    for url in (str(path), f"pipe:cat {path}"):
+        first = WebDataset(url)
+        list(itertools.islice(first, 3))
+        second = WebDataset(url)
+        second.load_state_dict(first.state_dict())
+        with pytest.raises(FormatError, match="'a' comes back"):
+            list(second)
+
+
+def test_a_pipeline_over_a_pipeline_goes_on_in_the_epoch_of_the_inner_one(urls):
+    def make():
+        return DataPipeline(shuffled(urls), lambda source: source)
+
+    first = make()
+    list(first)
+    begun = keys(itertools.islice(first, 9))
+    second = make()
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    third = make()
+    list(third)
+    assert begun + keys(second) == keys(third)
+
+
+def test_a_state_of_before_the_beginning_takes_a_dataset_in_use_back_there(urls):
+    dataset = shuffled(urls)
+    beginning = dataset.state_dict()
+    list(itertools.islice(dataset, 5))
+    dataset.load_state_dict(beginning)
+    assert dataset.state_dict() == beginning
+    assert keys(dataset) == keys(shuffled(urls))
+
+
+def test_a_damaged_state_is_named_as_that(urls):
+    dataset = shuffled(urls)
+    next(iter(dataset))
+    state = dataset.state_dict()
+    for name in ("epoch", "pass", "stages", "share", "pipeline"):
+        with pytest.raises(StateError, match=f"damaged: {name}|another pipeline"):
+            shuffled(urls).load_state_dict({**state, name: None})
+    for stage in ("3", "4"):
+        broken = {**state, "stages": {**state["stages"], stage: {"held": "???", "after": [50, 0], "drawn": 1}}}
+        other = shuffled(urls)
+        other.load_state_dict(broken)
+        with pytest.raises(StateError):
+            list(other)
+
+
+def test_numbers_of_numpy_are_seeds_and_what_is_no_number_is_refused(urls):
+    assert keys(WebDataset(urls, shardshuffle=True, seed=np.int64(3)).shuffle(9)) == keys(
+        WebDataset(urls, shardshuffle=True, seed=3).shuffle(9)
+    )
+    for seed in ("3", 1.5):
+        with pytest.raises(TypeError):
+            WebDataset(urls, seed=seed)
+    for epoch in (-1, 1 << 70):
+        with pytest.raises(ValueError, match="set_epoch"):
+            shuffled(urls).set_epoch(epoch)
+
+
+def test_an_endless_stream_may_take_many_rounds_for_its_first_batch(urls):
+    (batch,) = itertools.islice(WebDataset(urls[:1], resampled=True).batched(300, collation_fn=None), 1)
+    assert len(batch) == 300
+
+
+def test_datasets_keep_no_file_open_behind_their_end(tmp_path):
+    urls = [str(path) for path in write_dataset(tmp_path, shards=40, samples=1, fields=("txt",))]
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    datasets = [WebDataset(urls).shuffle(3) for _ in range(3)]
+    for dataset in datasets:
+        list(dataset)
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 4

@@ -99,3 +99,21 @@ def test_files_are_grouped_by_key_url_and_marker():
     assert tars.valid_sample({"a": 1})
     assert not tars.valid_sample({"__bad__": True})
     assert not tars.valid_sample({})
+
+
+def test_steps_put_together_in_a_function_report_to_the_pipeline_that_calls_it(tmp_path):
+    good, bad = write_dataset(tmp_path, shards=2, samples=5, fields=("x",))
+    data = bytearray(bad.read_bytes())
+    data[3 * 1024] ^= 1
+    bad.write_bytes(data)
+
+    def own(source):
+        opened = tars.url_opener(source, handler=ignore_and_continue)
+        files = tars.tar_file_expander(opened, handler=ignore_and_continue)
+        return tars.group_by_keys(files, handler=ignore_and_continue)
+
+    pipeline = DataPipeline(SimpleShardList([str(good), str(bad), str(tmp_path / "none.tar")]), own)
+    assert len(list(pipeline)) == 8
+    assert pipeline.report().counts == {"bad_checksum": 1, "unreadable_shard": 1}
+    (place,) = pipeline.report().places("bad_checksum")
+    assert (place.shard, place.offset) == (str(bad), 3 * 1024)

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     Int64s = NDArray[np.int64]
 
-_MOST_GROWTH: Final = 256 << 20
 _SLASH: Final = ord("/")
 _SKIPPED_KINDS: Final = {
     Kind.DIR: "directory",
@@ -135,7 +134,7 @@ def iter_sample_windows(
                 yield _empty(window, _look_behind(source, offset + len(view)))
             return
         if following == offset:  # not one sample is sure to be whole
-            least = len(view) + min(max(len(view), BLOCK), _MOST_GROWTH)
+            least = 2 * max(len(view), BLOCK)
             continue
         yield window
         offset, least = following, 0

@@ -5,6 +5,7 @@ What these functions return is frozen: saved states refer to it, and golden valu
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -25,7 +26,7 @@ def mix_key(*numbers: int) -> int:
     """
     key = 0
     for number in numbers:
-        key = (key + _STEP + number) & _MASK
+        key = (key + _STEP + operator.index(number)) & _MASK
         key = ((key ^ (key >> 30)) * _FIRST) & _MASK
         key = ((key ^ (key >> 27)) * _SECOND) & _MASK
         key ^= key >> 31

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from shardset.errors import without_secrets
@@ -25,13 +27,12 @@ def describe(stage: Any) -> str:
         more = f" and {len(urls) - 1} more" if len(urls) > 1 else ""
         return f"{name}({without_secrets(urls[0])!r}{more})"
     if isinstance(stage, Stage):
-        given = [text for value in stage.args if (text := _text(value))]
-        named = stage.kwargs.items()
-        given += [
-            f"{name}={text}"
-            for name, value in named
-            if value is not None and name not in _QUIET and (text := _text(value))
+        usual = _usual(stage.function)
+        given = [text for value in stage.args if value is not None and (text := _text(value))]
+        named = [
+            (name, _text(value)) for name, value in stage.kwargs.items() if value is not None and name not in _QUIET
         ]
+        given += [f"{name}={text}" for name, text in named if text and text != usual.get(name)]
         return f"{stage.name}({', '.join(given)})"
     own = getattr(stage, "__qualname__", None)
     return own if isinstance(own, str) else type(stage).__name__
@@ -47,6 +48,13 @@ def describe_all(stages: Iterable[Any]) -> list[str]:
             text = f"{len(urls)} shards {hashlib.sha256(shown).hexdigest()[:16]}"
         found.append(text)
     return found
+
+
+@lru_cache
+def _usual(function: Any) -> dict[str, str]:
+    """Return the defaults of a stage's arguments as text."""
+    parameters = inspect.signature(function).parameters.values()
+    return {parameter.name: _text(parameter.default) for parameter in parameters}
 
 
 def _text(value: Any) -> str:

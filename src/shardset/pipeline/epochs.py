@@ -63,6 +63,11 @@ class Board:
             worker: The number of the worker; None outside of any.
         """
         epoch, times, begun = self._next(worker)
+        if worker is None:  # what workers left is of an earlier epoch
+            for number in range(_SLOTS - 1):
+                seen, before, size = _SLOT.unpack_from(self._memory, _place(number))
+                if size:
+                    _SLOT.pack_into(self._memory, _place(number), seen, before, 0)
         _SLOT.pack_into(self._memory, _place(worker), times, (begun + 1) & _MASK, 0)
         return epoch
 

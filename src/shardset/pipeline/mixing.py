@@ -70,6 +70,21 @@ class Mix:
         """Return what chooses the sources of one epoch."""
         raise NotImplementedError
 
+    def next_epoch(self) -> int:
+        """Return the number of the next epoch."""
+        return self._board.peek(torch_worker())
+
+    def current_epoch(self) -> int:
+        """Return the number of the epoch that was begun last, or of the next one if none was."""
+        return self.next_epoch() if self._progress is None else self._progress.epoch
+
+    def set_own_epoch(self, epoch: int) -> None:
+        """Make `epoch` the next one of this process alone, of the mix and of the datasets in it."""
+        self._board.set_own(torch_worker(), epoch)
+        for dataset in self.datasets:
+            if hasattr(dataset, "set_own_epoch"):
+                dataset.set_own_epoch(epoch)
+
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the next one, of the mix and of the datasets in it."""
         self._board.set_next(epoch)
@@ -78,18 +93,22 @@ class Mix:
                 dataset.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Any]:
-        worker = torch_worker()
-        loaded, self._loaded = self._loaded, None
-        if loaded is None:
-            progress = Progress(len(self.datasets), self._board.take(worker))
-        else:
-            progress = loaded
-            self._board.set_own(worker, progress.epoch)
-            self._board.take(worker)
-        self._progress, self._report = progress, Report()
-        return self._run(progress, worker, self._report)
+        # As in DataPipeline: what was loaded is taken at once, the number of a new epoch with its first sample.
+        return self._run(None if self._loaded is None else self._begin())
 
-    def _run(self, progress: Progress, worker: int | None, report: Report) -> Iterator[Any]:
+    def _begin(self) -> Progress:
+        worker = torch_worker()
+        progress, self._loaded = self._loaded, None
+        if progress is not None:
+            self._board.set_own(worker, progress.epoch)
+        epoch = self._board.take(worker)
+        self._progress = progress = progress or Progress(len(self.datasets), epoch)
+        self._report = Report()
+        return progress
+
+    def _run(self, progress: Progress | None) -> Iterator[Any]:
+        progress = progress or self._begin()
+        worker, report = torch_worker(), self._report
         opened = [
             dataset.in_lane(number) if isinstance(dataset, DataPipeline) else iter(dataset)
             for number, dataset in enumerate(self.datasets)

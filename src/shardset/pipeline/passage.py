@@ -33,10 +33,16 @@ class Passage:
         self.passed = False
         self._add = step.run.report.add
         self._ever = False
+        step.run.passages.append(self)
         self._row = 0
         self._limit = _LONG
         self._placed = 0
         self._seen: list[Any] = []
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether samples came, and none of them passed."""
+        return bool(self._row) and not (self._ever or self.passed)
 
     def drop(self, code: str, sample: Any, message: str = "", count: int = 1) -> None:
         """Count a sample, or `count` of them, as left out; the first few with their places, which cost more."""

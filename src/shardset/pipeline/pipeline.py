@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import copy
 import logging
+import operator
 import os
 import sys
-from functools import partial
 from itertools import count, zip_longest
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from shardset.errors import NoSamplesError, StateError
-from shardset.loading.order import mix_key
-from shardset.loading.ranks import Share, find_share, torch_worker
+from shardset.loading.ranks import find_share, torch_worker
 from shardset.policy import Policy, Report
 
+from .decode import decode_stage
 from .describing import describe, describe_all
 from .epochs import Board
 from .fluent import Fluent
+from .live import Live
 from .reading import read_samples
-from .resuming import can_go_on
-from .run import MEANT, Run, Step, checked_policy
+from .run import Run, Step, checked_policy, starting
 from .shuffling import shuffle
 from .sources import list_shards
 from .stage import Stage
@@ -33,6 +33,17 @@ logger = logging.getLogger("shardset.pipeline")
 
 _VERSION: Final = 1
 _ENDLESS: Final = sys.maxsize
+_KINDS: Final[dict[str, type]] = {
+    "pipeline": list,
+    "seed": int,
+    "share": list,
+    "epoch": int,
+    "pass": int,
+    "before": int,
+    "delivered": int,
+    "stages": dict,
+}
+"""What a state of a begun epoch holds."""
 
 
 class DataPipeline(Fluent):
@@ -59,13 +70,13 @@ class DataPipeline(Fluent):
     def __init__(self, *stages: Any, seed: int | None = None, policy: Policy | None = None) -> None:
         self.pipeline: list[Any] = []
         self.policy = checked_policy(policy)
-        self.seed = _seed_of_environment() if seed is None else seed
+        self.seed = _seed_of_environment() if seed is None else operator.index(seed)
         self.repetitions = 1
         self.nsamples = -1
         self._length: int | None = None
         self._board = Board()
         self._loaded: dict[str, Any] | None = None
-        self._live: _Live | None = None
+        self._live: Live | None = None
         for stage in stages:
             self._add(stage)
 
@@ -164,7 +175,14 @@ class DataPipeline(Fluent):
         self.pipeline = []
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the number of the next epoch, in workers that run already too, where they share memory."""
+        """Make `epoch` the number of the next epoch, in workers that run already too, where they share memory.
+
+        Raises:
+            ValueError: It is below 0, or above 2^63.
+        """
+        epoch = operator.index(epoch)
+        if not 0 <= epoch < 1 << 63:
+            raise ValueError(f"set_epoch: {epoch} is no number of an epoch")
         self._board.set_next(epoch)
         for stage in self.pipeline:
             if hasattr(stage, "set_epoch"):
@@ -173,10 +191,9 @@ class DataPipeline(Fluent):
     def report(self) -> Report:
         """Return what was dropped in the latest epoch, and why, by all stages: in this process and in its workers."""
         report = Report()
-        if self._live is not None:
-            report.merge(self._live.report)
-        for left in self._board.reports():
-            report.merge(left)
+        left = self._board.reports()  # none if this process has begun a later epoch itself
+        for one in left or ([] if self._live is None else [self._live.report]):
+            report.merge(one)
         for stage in self.pipeline:
             inner = getattr(stage, "report", None)
             if callable(inner) and isinstance(found := inner(), Report):
@@ -202,10 +219,11 @@ class DataPipeline(Fluent):
             )
         if live is None or (live.is_finished and torch_worker() is None):
             return self.next_state()
-        state = {
+        inner = _inner(self.pipeline)
+        state: dict[str, Any] = {
             "version": _VERSION,
             "begun": True,
-            "pipeline": describe_all(self.pipeline),
+            "pipeline": live.described,
             "seed": self.seed,
             "share": list(live.run.share),
             "epoch": live.epoch,
@@ -213,27 +231,41 @@ class DataPipeline(Fluent):
             "before": live.before,
             "delivered": live.run.delivered,
             "stages": {},
+            "inner_epoch": None if inner is None else inner.current_epoch(),
         }
         for stage in self.pipeline:
+            if isinstance(stage, Stage) and stage.kwargs.get("rng") is not None:
+                raise StateError(
+                    f"the stage {describe(stage)} draws from a generator of the caller's own",
+                    hint="give it a seed instead",
+                )
             if _name(stage) in {"mcached", "lmdb_cached"}:
                 raise StateError(
                     f"the stage {_name(stage)} gives samples that it has kept, which another process does not have",
                     hint="leave it out where runs are to be resumed",
                 )
-        if live.can_go_on:
+        if live.can_go_on and live.is_between:
             parts = {str(number): part() for number, part in sorted(live.run.snapshots.items())}
-            for number, part in parts.items():
-                if isinstance(part, dict) and "rng" in part:
-                    raise StateError(
-                        f"the stage {self.pipeline[int(number)]} draws from a generator of the caller's own",
-                        hint="give it a seed instead",
-                    )
             state["stages"] = parts
         return state
 
     def next_state(self) -> dict[str, Any]:
         """Return the state of the beginning of the next epoch."""
-        return {"version": _VERSION, "begun": False, "epoch": self._board.peek(torch_worker())}
+        inner = _inner(self.pipeline)
+        epoch = None if inner is None else inner.next_epoch()
+        return {"version": _VERSION, "begun": False, "epoch": self.next_epoch(), "inner_epoch": epoch}
+
+    def next_epoch(self) -> int:
+        """Return the number of the next epoch."""
+        return self._board.peek(torch_worker())
+
+    def current_epoch(self) -> int:
+        """Return the number of the epoch that was begun last, or of the next one if none was."""
+        return self.next_epoch() if self._live is None else self._live.epoch
+
+    def set_own_epoch(self, epoch: int) -> None:
+        """Make `epoch` the next one of this process alone, as a state says that was saved in it."""
+        self._board.set_own(torch_worker(), epoch)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration go on where `state` was saved; behind a whole epoch, with the next one.
@@ -244,6 +276,10 @@ class DataPipeline(Fluent):
         if not isinstance(state, dict) or state.get("version") != _VERSION:
             found = state.get("version") if isinstance(state, dict) else None
             raise StateError(f"this is no state of a pipeline that this version knows (version {found!r})")
+        wanted = _KINDS if state.get("begun") else {"epoch": int}
+        for name, kind in wanted.items():
+            if not isinstance(state.get(name), kind):
+                raise StateError(f"the state is damaged: {name} is {state.get(name)!r}")
         mine = describe_all(self.pipeline)
         if state.get("begun") and state["pipeline"] != mine:
             then, now = next(pair for pair in zip_longest(state["pipeline"], mine) if pair[0] != pair[1])
@@ -253,22 +289,24 @@ class DataPipeline(Fluent):
             )
         if state.get("begun") and state["seed"] != self.seed:
             raise StateError(f"the state is of a pipeline with seed {state['seed']}, and this one has {self.seed}")
-        if not state.get("begun"):
-            self._board.set_own(torch_worker(), int(state["epoch"]))
-            self._loaded = None
-            return
-        self._loaded = dict(state)
-        self._live = None
+        inner = _inner(self.pipeline)
+        if inner is not None and state.get("inner_epoch") is not None:
+            inner.set_own_epoch(state["inner_epoch"])
+        self._loaded = self._live = None
+        if state["begun"]:
+            self._loaded = dict(state)
+        else:
+            self.set_own_epoch(state["epoch"])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_live": None}
 
-    def _begin(self, lane: int | None = None) -> _Live:
+    def _begin(self, lane: int | None = None) -> Live:
         """Take the number of the epoch, and the state that was loaded."""
         share, worker = find_share(), torch_worker()
         state, self._loaded = self._loaded, None
         if state is None:
-            self._live = _Live(self, self._board.take(worker), share, worker, lane=lane)
+            self._live = Live(self, self._board.take(worker), share, worker, lane=lane)
             return self._live
         if list(share) != state["share"]:
             rank, world_size, number, workers = state["share"]
@@ -278,10 +316,10 @@ class DataPipeline(Fluent):
                 hint="go on with as many processes, each with the state that it saved",
             )
         self._board.set_own(worker, state["epoch"])
-        self._live = _Live(self, self._board.take(worker), share, worker, state=state, lane=lane)
+        self._live = Live(self, self._board.take(worker), share, worker, state=state, lane=lane)
         return self._live
 
-    def _run(self, live: _Live | None) -> Iterator[Any]:
+    def _run(self, live: Live | None) -> Iterator[Any]:
         live = live or self._begin()
         capped = self.nsamples >= 0
         try:
@@ -291,7 +329,9 @@ class DataPipeline(Fluent):
                     break
                 for sample in self._chain(run, live):
                     run.delivered += 1
+                    live.is_between = True
                     yield sample
+                    live.is_between = False
                     if capped and live.before + run.delivered >= self.nsamples:
                         break
                 if not run.delivered and self.repetitions > 1:
@@ -305,11 +345,12 @@ class DataPipeline(Fluent):
         finally:
             live.leave(self._board)
 
-    def _chain(self, run: Run, live: _Live) -> Iterator[Any]:
+    def _chain(self, run: Run, live: Live) -> Iterator[Any]:
         source: Any = None
         for number, stage in enumerate(self.pipeline):
             defers = any(_hold_what_is_read(self.pipeline[at : at + 2]) for at in (number - 1, number) if at >= 0)
-            source = _start(stage, source, Step(run, number, _name(stage), defers=defers), is_first=not number)
+            with starting(run):
+                source = _start(stage, source, Step(run, number, _name(stage), defers=defers), is_first=not number)
         if source is None:
             return iter(())
         live.chain = source
@@ -323,89 +364,10 @@ class DataPipeline(Fluent):
         return iter(source)
 
 
-class _Live:
-    """An epoch that is gone through now.
-
-    Attributes:
-        epoch: Its number.
-        number: Number of the pass in it.
-        before: Items given in the passes before.
-        run: The pass.
-        report: What was dropped, in all passes.
-        can_go_on: A state needs no replay.
-        replayed: Items of the pass to go through again first.
-        is_finished: It was gone through to its end.
-    """
-
-    def __init__(
-        self,
-        pipeline: DataPipeline,
-        epoch: int,
-        share: Share,
-        worker: int | None,
-        *,
-        state: dict[str, Any] | None = None,
-        lane: int | None = None,
-    ) -> None:
-        self._seed = pipeline.seed if lane is None else mix_key(pipeline.seed, lane)
-        self.is_finished = False
-        state = state or {}
-        self.epoch = epoch
-        self.number = int(state.get("pass", 0))
-        self.before = int(state.get("before", 0))
-        self.report = Report()
-        self.can_go_on = can_go_on(pipeline.pipeline)
-        self.replayed = 0
-        self.chain: Any = None
-        self._pipeline = pipeline
-        self._share = share
-        self._worker = worker
-        self._state = state or None
-        self.run = self._make_run()
-
-    def start(self, number: int) -> Run:
-        """Begin pass `number`."""
-        if number != self.number:
-            self.before += self.run.delivered
-            self.number = number
-            self.replayed = 0
-            self.run = self._make_run()
-        return self.run
-
-    def _make_run(self) -> Run:
-        state, self._state = self._state, None
-        pipeline = self._pipeline
-        run = Run(self._seed, (self.epoch, self.number), self._share, pipeline.policy, self.report)
-        if state is not None:
-            run.delivered = int(state["delivered"])
-            if state["stages"]:
-                run.restored = {int(number): part for number, part in state["stages"].items()}
-                run.snapshots = {number: partial(_same, part) for number, part in run.restored.items()}
-            else:
-                self.replayed = run.delivered
-        return run
-
-    def finish(self) -> None:
-        """Warn about what was dropped in the epoch, if nobody asked for it."""
-        self.is_finished = True
-        lost = [(code, number, places) for code, number, places in self.report if code not in MEANT]
-        if lost:
-            listed = "; ".join(
-                f"{code}: {number}" + (f" (first: {places[0]})" if places else "") for code, number, places in lost
-            )
-            logger.warning("epoch %s is not complete or not clean: %s - .report() tells more", self.epoch, listed)
-
-    def leave(self, board: Board) -> None:
-        """Close what the pass holds open, and leave the report of a worker for its parent."""
-        close = getattr(self.chain, "close", None)
-        if close is not None:
-            close()
-        if self._worker is not None:
-            board.leave(self._worker, self.report)
-
-
-def _same(part: Any) -> Any:
-    return part
+def _inner(stages: list[Any]) -> Any:
+    """Return the dataset that stands as the first stage, if it counts epochs of its own, or None."""
+    inner = stages[0] if stages else None
+    return inner if hasattr(inner, "set_own_epoch") else None
 
 
 def _name(stage: Any) -> str:
@@ -437,8 +399,9 @@ def _start(stage: Any, source: Any, step: Step, *, is_first: bool) -> Any:
         return stage.run() if is_first else stage.run(source)
     if is_first and hasattr(stage, "__iter__"):
         return iter(stage)
-    if getattr(stage, "makes_stages", False):
-        raise TypeError(f"{_name(stage)} makes a stage, and is none itself: write {_name(stage)}(...)")
+    if getattr(stage, "makes_stages", False) or stage is decode_stage:
+        name = _name(stage).removesuffix("_stage")
+        raise TypeError(f"{name} makes a stage, and is none itself: write {name}(...)")
     if callable(stage):
         given = stage() if is_first else stage(source)
         if isinstance(given, Stage):

@@ -4,43 +4,36 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass, field, replace
-from itertools import chain, islice, repeat
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardset.dataset.files import LARGEST_SPARSE
-from shardset.errors import FormatError, LimitError, NoSamplesError, ShardsetError, StateError, without_secrets
+from shardset.errors import FormatError, NoSamplesError, ShardsetError, StateError, without_secrets
 from shardset.index.sample_windows import iter_sample_windows
-from shardset.index.table import duplicate_error, reserved_error
 from shardset.policy import Place
 
+from .emitting import ODD_ENDS, Emitter
 from .read_errors import as_read_error
-from .run import USUAL, Step
+from .run import Step
 from .shard_bytes import ShardPlace, open_shard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+
+    from numpy.typing import NDArray
 
     from shardset.index.sample_windows import SampleWindow
 
+    from .emitting import Emitted, Sample
     from .run import Handler, Origin
+    from .shard_bytes import ShardBytes
 
-    Sample = Any  # a dict; or, where the step defers, what makes it
     Item = dict[str, Any]
-    Emitted = Generator[Sample, None, bool]
-    """Gives samples, and returns whether the stage goes on."""
 
 logger = logging.getLogger("shardset.pipeline")
-
-_OWN_FIELDS: Final = frozenset({"__key__", "__url__", "__local_path__"})
-_ODD_ENDS: Final = frozenset({"data_after_end", "no_end_marker", "short_end_marker", "short_padding"})
-"""Faults that a reader gets past, and that may mean that samples are lost."""
-_SAID: Final = {
-    "no_end_marker": "there is no end marker: the shard may have been cut on the border of a member",
-    "short_end_marker": "the end marker is cut short",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,21 +78,26 @@ def read_samples(source: Iterable[Any], reading: Reading, *, step: Step | None =
     """
     step = step or Step(name="read_samples")
     run, state = step.run, step.restored or {}
-    step.remember(lambda: {"after": None if run.last_read is None else list(run.last_read)})
+    trail = _Trail()
     after = None if state.get("after") is None else tuple(state["after"])
     items: Iterator[tuple[int, Item]] = enumerate(map(_as_item, source))
+    step.remember(lambda: trail.snapshot(run.last_read) if trail.count else state)
     if after is not None:
         held = step.held_later
         most = max(after[0], *(origin[0] for origin in held), 0)
         begun = dict(islice(items, most + 1))
+        _check_list(begun, after[0], state, most)
         run.last_read = after
         yield from _read_again(begun, held, reading, step)
+        for ordinal in range(after[0]):
+            trail.add(begun[ordinal]["url"])
         items = chain([entry for entry in begun.items() if entry[0] >= after[0]], items)
     url = None
     for ordinal, item in items:
         url = item["url"]
-        start = after if after is not None and ordinal == after[0] else None
-        if not (yield from _read_shard(item, ordinal, reading, step, after=start)):
+        trail.add(url)
+        resumed = state if after is not None and ordinal == after[0] else None
+        if not (yield from _read_shard(item, ordinal, reading, step, trail, resumed=resumed)):
             return
     if run.last_read is None and reading.empty_check:
         raise NoSamplesError(
@@ -109,9 +107,63 @@ def read_samples(source: Iterable[Any], reading: Reading, *, step: Step | None =
         )
 
 
+class _Trail:
+    """What a state says of the shards that were begun, so that it is only used where they are the same.
+
+    Attributes:
+        count: How many there were.
+        size: The bytes of the latest one, where they are known.
+        keys: The keys of the latest window of it.
+        offsets: Where the samples of that window begin.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.size: int | None = None
+        self.keys: list[str] = []
+        self.offsets: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._digest = blake2b(digest_size=8)
+
+    def add(self, url: str) -> None:
+        """Add a shard that is begun."""
+        self.count += 1
+        self._digest.update(without_secrets(url).encode("utf-8", "surrogateescape") + b"\n")
+
+    def digest(self) -> str:
+        """Return a digest of the urls of all shards that were begun, in order."""
+        return self._digest.copy().hexdigest()
+
+    def snapshot(self, last_read: Origin | None) -> dict[str, Any]:
+        """Return the state of the reading stage behind the sample `last_read`."""
+        if last_read is None:
+            return {"after": None}
+        key = size = None
+        if self.count == last_read[0] + 1:
+            number = int(np.searchsorted(self.offsets, last_read[1]))
+            key, size = self.keys[number] if number < len(self.keys) else None, self.size
+        return {"after": list(last_read), "key": key, "size": size, "shards": [self.count, self.digest()]}
+
+
 def _as_item(item: Any) -> Item:
     """Take what a source of shards gave: webdataset's dict, or the bare url."""
     return item if isinstance(item, dict) else {"url": os.fspath(item)}
+
+
+def _check_list(begun: dict[int, Item], last: int, state: dict[str, Any], most: int) -> None:
+    """Make sure that the shards up to where a state was saved are still the same.
+
+    Raises:
+        StateError: They are not.
+    """
+    count, digest = state.get("shards") or (last + 1, None)
+    trail = _Trail()
+    for ordinal in range(min(count, len(begun))):
+        trail.add(begun[ordinal]["url"])
+    if len(begun) <= most or (count <= most + 1 and trail.digest() != digest):
+        raise StateError(
+            f"the list of shards is not the one that the state was saved with: the first {count} were others",
+            hint="give the same shards, in the same order, as when the state was saved",
+        )
 
 
 def _read_again(items: dict[int, Item], origins: list[Origin], reading: Reading, step: Step) -> Iterator[Sample]:
@@ -120,10 +172,9 @@ def _read_again(items: dict[int, Item], origins: list[Origin], reading: Reading,
     found: dict[Origin | None, Sample] = {}
     for ordinal in sorted({origin[0] for origin in origins}):
         wanted = {origin[1] for origin in origins if origin[0] == ordinal}
-        first = (ordinal, min(wanted))
-        for sample in _read_shard(items[ordinal], ordinal, reading, Step(run, step.number), after=first, only=wanted):
+        for sample in _read_shard(items[ordinal], ordinal, reading, Step(run, step.number), _Trail(), only=wanted):
             found[run.origin] = sample
-            wanted.discard(first[1] if run.origin is None else run.origin[1])
+            wanted.discard(-1 if run.origin is None else run.origin[1])
             if not wanted:
                 break
     for origin in origins:
@@ -141,8 +192,9 @@ def _read_shard(
     ordinal: int,
     reading: Reading,
     step: Step,
+    trail: _Trail,
     *,
-    after: Origin | None = None,
+    resumed: dict[str, Any] | None = None,
     only: set[int] | None = None,
 ) -> Emitted:
     """Read one shard.
@@ -152,44 +204,104 @@ def _read_shard(
         ordinal: Its place among the shards of this process.
         reading: How.
         step: The step of the run.
-        after: Begin behind the sample of this origin; with `only`, at it.
+        trail: Takes note of where the reading is.
+        resumed: Go on behind the sample that this state of the reading stage says.
         only: Give only the samples whose first headers stand at these offsets.
     """
     url = item["url"]
     if reading.verbose:
         logger.info("reading %s", without_secrets(url))
     start, stop = item.get("start", 0), item.get("stop")
-    begin = start if after is None else after[1]
+    past = _Past(url, resumed)
+    wanted = min(only) if only else start if past.after is None else past.after
     try:
-        source, path = open_shard(url, reading.place, begin, step.run.report)
+        source, path = open_shard(url, reading.place, wanted, step.run.report)
     except ShardsetError as error:
         place = Place(without_secrets(url), message=error.message)
         return step.settle(error, _code(error), None, reading.handler, place)
-    emitter = _Emitter(url, path, ordinal, reading, step)
-    skips = after is not None and only is None
+    trail.size = source.size
+    emitter = Emitter(url, path, ordinal, reading.handler, step)
+    begin = wanted if only else max(start, source.base)
     try:
+        past.check_size(source.size)
         for window in iter_sample_windows(source, begin, rename=reading.rename, select=reading.select):
-            count = len(window.keys)
+            trail.keys, trail.offsets = window.keys, window.first_offset
             fault = source.error or _error_of(window, url)
-            if fault is not None and count and not (source.error and _has_end(window)):
-                count -= 1  # what was to follow may be missing
-                emitter.count_cut(window, count)
+            count = _count_sure(window, fault, source, emitter)
             if stop is not None:
                 count = min(count, int(np.searchsorted(window.first_offset, stop)))
-            first = int(skips and count > 0)
-            skips = skips and not count
-            if not (yield from emitter.emit(window, first, count, only)):
-                return False
-            if not emitter.settle_odd(window, stop):
+            first = past.skip(window, count, emitter)
+            if not (yield from emitter.emit(window, first, count, only)) or not emitter.settle_odd(window, stop):
                 return False
             if stop is not None and count < len(window.keys):
                 return True
             if fault is not None:
                 place = Place(without_secrets(url), getattr(fault, "offset", None), message=fault.message)
                 return step.settle(as_read_error(fault), _code(fault), None, reading.handler, place)
+        if not emitter.seen and only is None and not start:
+            step.drop("shard_without_samples", {"__url__": url}, "no file in it belongs to a sample")
     finally:
         source.close()
     return True
+
+
+def _count_sure(window: SampleWindow, fault: Exception | None, source: ShardBytes, emitter: Emitter) -> int:
+    """Return how many samples of a window are whole: all, but for the one before a fault, which may lack something."""
+    count = len(window.keys)
+    if fault is None or not count or (source.error and _has_end(window)):
+        return count
+    emitter.count_cut(window, count - 1)
+    return count - 1
+
+
+class _Past:
+    """What was read of a shard before the state was saved that a run goes on from.
+
+    Attributes:
+        after: Where the last sample of it begins; None where the shard is read anew, and when that was passed.
+    """
+
+    def __init__(self, url: str, resumed: dict[str, Any] | None) -> None:
+        self._url = url
+        self._resumed = resumed or {}
+        self.after: int | None = None if resumed is None else int(resumed["after"][1])
+
+    def check_size(self, size: int | None) -> None:
+        """Make sure that the shard has the size that it had.
+
+        Raises:
+            StateError: It has another.
+        """
+        before = self._resumed.get("size")
+        if before is not None and before != size:
+            raise _changed(self._url, f"it had {before} bytes, and has {size}")
+
+    def skip(self, window: SampleWindow, count: int, emitter: Emitter) -> int:
+        """Return the first sample of a window that was not read before; the keys of those before it must not come back.
+
+        Raises:
+            StateError: The last one that was read is not where it was.
+        """
+        if self.after is None:
+            return 0
+        first = min(count, int(np.searchsorted(window.first_offset, self.after, side="right")))
+        emitter.seen.update(zip(window.keys[:first], window.first_offset[:first].tolist(), strict=True))
+        if first < count or window.is_last:
+            key, offset = next(reversed(emitter.seen.items()), (None, -1))
+            if offset != self.after or self._resumed.get("key") not in {None, key}:
+                what = self._resumed.get("key")
+                raise _changed(
+                    self._url, f"behind sample {what!r} at byte {self.after} there was nothing but {key!r} at {offset}"
+                )
+            self.after = None
+        return first
+
+
+def _changed(url: str, what: str) -> StateError:
+    return StateError(
+        f"the shard {without_secrets(url)} is not as it was when the state was saved: {what}",
+        hint="bring back the shard, or begin the epoch again",
+    )
 
 
 def _error_of(window: SampleWindow, url: str) -> FormatError | None:
@@ -198,251 +310,10 @@ def _error_of(window: SampleWindow, url: str) -> FormatError | None:
 
 def _has_end(window: SampleWindow) -> bool:
     """Tell whether the tar is whole: its end marker was there, whatever went wrong behind it."""
-    return window.is_last and not any(fault.is_error or fault.code in _ODD_ENDS for fault in window.faults)
+    return window.is_last and not any(fault.is_error or fault.code in ODD_ENDS for fault in window.faults)
 
 
 def _code(error: ShardsetError) -> str:
     """Return the kind of fault, for the policy and the report."""
     code = getattr(error, "code", None)
     return code if isinstance(code, str) else "unreadable_shard"
-
-
-def _same(sample: Sample) -> Sample:
-    return sample
-
-
-@dataclass(frozen=True, slots=True)
-class _Alike:
-    """Samples of a window that all have the same fields, yet to be made."""
-
-    own: dict[str, str]
-    keys: list[str]
-    fields: list[str]
-    starts: list[int]
-    ends: list[int]
-    data: Any
-
-    def make(self, number: int) -> Sample:
-        """Make sample `number`."""
-        fields, data = self.fields, self.data
-        first = number * len(fields)
-        last = first + len(fields)
-        sample: Sample = {"__key__": self.keys[number], **self.own}
-        for name, start, end in zip(fields, self.starts[first:last], self.ends[first:last], strict=True):
-            sample[name] = data[start:end]
-        return sample
-
-
-class _Emitter:
-    """Makes the samples of one shard, window by window."""
-
-    def __init__(self, url: str, path: str | None, ordinal: int, reading: Reading, step: Step) -> None:
-        self._url = url
-        self._shown = without_secrets(url)
-        self._own = {"__url__": url} if path is None else {"__url__": url, "__local_path__": path}
-        self._ordinal = ordinal
-        self._handler = reading.handler
-        self._step = step
-        self._seen: dict[str, int] = {}
-
-    def emit(self, window: SampleWindow, first: int, count: int, only: set[int] | None) -> Emitted:
-        """Give samples ``[first, count)`` of a window, or those of them that begin at the offsets `only`."""
-        keys = window.keys[first:count]
-        offsets = window.first_offset[first:count].tolist()
-        seen = self._seen
-        new = dict(zip(keys, offsets, strict=True))
-        comes_back = len(new) < len(keys) or not seen.keys().isdisjoint(new)
-        fields = None if comes_back or only is not None or window.sparse else _common_fields(window, first, count)
-        if fields is None:
-            return (yield from self._emit_each(window, range(first, count), only))
-        seen.update(new)
-        if self._step.defers and isinstance(window.data, memoryview):
-            yield from self._defer_alike(window, keys, offsets, fields, first)
-        else:
-            samples = self._emit_alike(window, keys, offsets, fields, first)
-            yield from zip(repeat(_same), samples) if self._step.defers else samples
-        return True
-
-    def _emit_alike(
-        self, window: SampleWindow, keys: list[str], offsets: list[int], fields: list[str], first: int
-    ) -> Iterator[Sample]:
-        """Give samples that all have the same fields; most shards are so, and this loop is what reading them costs."""
-        run, own, width = self._step.run, self._own, len(fields)
-        data, base = _sliceable(window)
-        members = slice(int(window.rows[first]), int(window.rows[first]) + len(keys) * width)
-        starts = window.offset[members] - base
-        ends = starts + window.length[members]
-        places = zip(repeat(self._ordinal), offsets)
-        columns = [column[place::width].tolist() for place in range(width) for column in (starts, ends)]
-        # The numbers of fields that are common, written out: a loop over fields takes twice as long.
-        if width == 1:
-            (one,) = fields
-            for place, key, a, b in zip(places, keys, *columns, strict=True):
-                run.origin = run.last_read = place
-                yield {"__key__": key, **own, one: data[a:b]}
-        elif width == 2:
-            one, two = fields
-            for place, key, a, b, c, d in zip(places, keys, *columns, strict=True):
-                run.origin = run.last_read = place
-                yield {"__key__": key, **own, one: data[a:b], two: data[c:d]}
-        elif width == 3:
-            one, two, three = fields
-            for place, key, a, b, c, d, e, f in zip(places, keys, *columns, strict=True):
-                run.origin = run.last_read = place
-                yield {"__key__": key, **own, one: data[a:b], two: data[c:d], three: data[e:f]}
-        else:
-            cuts = [map(slice, columns[place], columns[place + 1]) for place in range(0, 2 * width, 2)]
-            for place, key, pieces in zip(places, keys, zip(*cuts, strict=True), strict=True):
-                run.origin = run.last_read = place
-                yield {"__key__": key, **own, **dict(zip(fields, map(data.__getitem__, pieces), strict=True))}
-
-    def _defer_alike(
-        self, window: SampleWindow, keys: list[str], offsets: list[int], fields: list[str], first: int
-    ) -> Iterator[Any]:
-        """Give what makes the samples of `_emit_alike`, for whoever holds them: bytes of a map need no holding."""
-        run, ordinal, width = self._step.run, self._ordinal, len(fields)
-        members = slice(int(window.rows[first]), int(window.rows[first]) + len(keys) * width)
-        data, base = _sliceable(window)
-        starts = window.offset[members] - base
-        ends = starts + window.length[members]
-        make = _Alike(self._own, keys, fields, starts.tolist(), ends.tolist(), data).make
-        for number, offset in enumerate(offsets):
-            run.origin = run.last_read = ordinal, offset
-            yield make, number
-
-    def _emit_each(self, window: SampleWindow, numbers: range, only: set[int] | None) -> Emitted:
-        """Give samples one by one, with a look at each."""
-        run = self._step.run
-        data, base = _sliceable(window)
-        rows, offsets = window.rows.tolist(), window.first_offset.tolist()
-        starts, lengths, ids = window.offset.tolist(), window.length.tolist(), window.suffix_ids.tolist()
-        for number in numbers:
-            key, offset = window.keys[number], offsets[number]
-            if only is not None and offset not in only:
-                continue
-            if only is None:
-                earlier = self._seen.setdefault(key, offset)
-                if earlier != offset and not self._settle_return(window, number, earlier):
-                    return False
-            sample: Sample = {"__key__": key, **self._own}
-            for row in range(rows[number], rows[number + 1]):
-                field = window.suffixes[ids[row]]
-                if field in sample:
-                    if only is None and not self._settle_duplicate(window, number, row):
-                        return False
-                elif row in window.sparse:
-                    sample[field] = _sparse(window, row, self._url)
-                else:
-                    sample[field] = data[starts[row] - base : starts[row] - base + lengths[row]]
-            run.origin = place = (self._ordinal, offset)
-            if only is None:
-                run.last_read = place
-            yield (_same, sample) if self._step.defers else sample
-        return True
-
-    def _settle_return(self, window: SampleWindow, number: int, earlier: int) -> bool:
-        """Ask about a key that comes back. What stands here is given as a sample of its own if that may be."""
-        key, offset = window.keys[number], int(window.first_offset[number])
-        row = int(window.rows[number])
-        name = window.names.text(int(window.name_rows[row]))
-        error = FormatError(
-            f"the key {key!r} comes back with member {name!r}; it was at byte {earlier} before: the members of one "
-            "sample do not stand together",
-            shard=self._url,
-            offset=offset,
-            code="repeated_key",
-            member=name,
-            hint="sort the members by their full path and write the shard again; "
-            "Policy(codes={'repeated_key': 'skip'}) gives each part as a sample of its own",
-        )
-        return self._step.settle(error, error.code, None, self._handler, Place(self._shown, offset, key, error.message))
-
-    def _settle_duplicate(self, window: SampleWindow, number: int, row: int) -> bool:
-        """Ask about a second member of one suffix, which is left out if the sample may be given without it."""
-        key, field, offset = window.keys[number], window.suffixes[window.suffix_ids[row]], int(window.offset[row])
-        if field in _OWN_FIELDS:
-            error = reserved_error(key, field, offset, self._url)
-        else:
-            rows = range(int(window.rows[number]), row)
-            first = next(before for before in rows if window.suffix_ids[before] == window.suffix_ids[row])
-            error = duplicate_error(key, field, int(window.offset[first]), offset, self._url)
-        place = Place(self._shown, offset, key, error.message)
-        return self._step.settle(error, "duplicate_suffix", None, self._handler, place)
-
-    def settle_odd(self, window: SampleWindow, stop: int | None) -> bool:
-        """Ask about what is odd in a window, and count what belongs to no sample; false ends the stage."""
-        step = self._step
-        for code, offset, name in window.skipped:
-            if stop is None or offset < stop:
-                place = Place(self._shown, offset, message=f"{name!r} is part of no sample")
-                action = step.run.policy.action(code, USUAL[code])
-                if action == "skip":
-                    step.run.report.add(code, place)
-                else:
-                    error = FormatError(place.message, shard=self._url, offset=offset, code=code, member=name)
-                    if not step.settle(error, code, None, self._handler if action == "raise" else None, place):
-                        return False
-        for met in window.faults:
-            fault = replace(met, message=met.message or _SAID.get(met.code, ""))
-            if fault.is_error or (stop is not None and fault.offset >= stop):
-                continue
-            place = Place(self._shown, fault.offset, message=fault.message)
-            if fault.code in _ODD_ENDS or fault.code in step.run.policy.codes:
-                handler = (
-                    self._handler if step.run.policy.action(fault.code, USUAL.get(fault.code)) == "raise" else None
-                )
-                if not step.settle(fault.error(self._url), fault.code, None, handler, place):
-                    return False
-            else:
-                step.run.report.add(fault.code, place)
-        return True
-
-    def count_cut(self, window: SampleWindow, number: int) -> None:
-        """Count a sample that is not given, because the shard ends in an error right behind it."""
-        place = Place(
-            self._shown, int(window.first_offset[number]), window.keys[number], "the error behind it cut it short"
-        )
-        self._step.run.report.add("sample_cut_short", place)
-
-
-def _common_fields(window: SampleWindow, first: int, count: int) -> list[str] | None:
-    """Return the fields of samples ``[first, count)``, if all have the same, each once, and none of ours; else None."""
-    samples = count - first
-    if samples <= 0:
-        return []
-    rows = window.rows[first : count + 1]
-    width = int(rows[1] - rows[0])
-    if int(rows[-1] - rows[0]) != width * samples or not bool((np.diff(rows) == width).all()):
-        return None
-    ids = window.suffix_ids[rows[0] : rows[-1]].reshape(samples, width)
-    if not bool((ids == ids[0]).all()):
-        return None
-    fields = [window.suffixes[number] for number in ids[0].tolist()]
-    return fields if len(set(fields)) == width and _OWN_FIELDS.isdisjoint(fields) else None
-
-
-def _sliceable(window: SampleWindow) -> tuple[Any, int]:
-    """Return what gives bytes when it is sliced, and the byte of the shard that it begins with."""
-    data = window.data
-    # A slice of the map itself is bytes at once; one of a view of it would have to be made bytes.
-    return (data.obj, 0) if isinstance(data, memoryview) else (data, window.base)
-
-
-def _sparse(window: SampleWindow, row: int, shard: str) -> bytes:
-    """Put a sparse file together."""
-    size = int(window.length[row])
-    if size > LARGEST_SPARSE:
-        name = window.names.text(int(window.name_rows[row]))
-        raise LimitError(
-            f"sparse file {name!r} has {size} bytes with its holes",
-            shard=shard,
-            code="sparse_member",
-            member=name,
-            hint="select_files can leave it out",
-        )
-    whole = bytearray(size)
-    data = memoryview(window.data)
-    for piece in window.sparse[row]:
-        start = piece.offset - window.base
-        whole[piece.logical : piece.logical + piece.length] = data[start : start + piece.length]
-    return bytes(whole)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import difflib
 import logging
 import sys
+import threading
 from array import array
 from base64 import b64decode, b64encode
 from collections import deque
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
@@ -19,9 +21,11 @@ from shardset.loading.ranks import Share
 from shardset.policy import Place, Policy, Report
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from shardset.policy import Action
+
+    from .passage import Passage
 
     Handler = Callable[[Exception], bool]
     """Decides about an error as webdataset's handlers do: true to go on without the thing at fault, false to end the
@@ -44,27 +48,14 @@ USUAL: Final[Mapping[str, Action]] = {
 }
 """What happens where neither a handler nor the policy says: to everything else, what `Policy.on_error` says."""
 
-CODES: Final = frozenset(
-    {
-        *ERRORS,
-        *WARNINGS,
-        *USUAL,
-        *("repeated_key", "sample_cut_short", "unreadable_shard", "sparse_member", "stopped_by_handler", "cut_off"),
-        *("missing_field", "none_field", "ambiguous_field", "overwritten_field", "bad_field", "suffix_not_wanted"),
-        *(
-            "select",
-            "select_failed",
-            "map_none",
-            "map_failed",
-            "rsample",
-            "slice",
-            "associate_failed",
-            "no_association",
-        ),
-        *("to_tuple_failed", "rename_failed", "rename_keys_failed", "extract_keys_failed"),
-        *("partial_batch", "collation_failed", "not_a_batch"),
-    }
-)
+_COUNTED: Final = """
+    shard_without_samples repeated_key sample_cut_short unreadable_shard sparse_member stopped_by_handler cut_off
+    missing_field none_field ambiguous_field overwritten_field bad_field suffix_not_wanted
+    select select_failed map_none map_failed rsample slice no_association associate_failed
+    to_tuple_failed rename_failed rename_keys_failed extract_keys_failed
+    partial_batch collation_failed not_a_batch
+"""
+CODES: Final = frozenset({*ERRORS, *WARNINGS, *USUAL, *_COUNTED.split()})
 """Every code that a pipeline counts under, and that a policy may say something of."""
 
 MEANT: Final = frozenset(
@@ -141,6 +132,7 @@ class Run:
             remembers the origin of each, and sets it again when it passes the sample on.
         last_read: Where the last sample came from that was read in the run's own order.
         delivered: How many samples the pipeline has given.
+        passages: What stages that may drop samples know of what passed them.
         snapshots: By place of the stage, what gives its part of a state.
         restored: By place of the stage, its part of the state that the run goes on from.
     """
@@ -153,15 +145,29 @@ class Run:
     origin: Origin | None = None
     last_read: Origin | None = None
     delivered: int = 0
+    passages: list[Passage] = field(default_factory=list)
     snapshots: dict[int, Callable[[], Any]] = field(default_factory=dict)
     restored: dict[int, Any] = field(default_factory=dict)
+
+
+_starting = threading.local()
+
+
+@contextmanager
+def starting(run: Run) -> Iterator[None]:
+    """Let steps that are made meanwhile in this thread, by functions of the caller's own, be of a run."""
+    before, _starting.run = getattr(_starting, "run", None), run
+    try:
+        yield
+    finally:
+        _starting.run = before
 
 
 class Step:
     """What a stage is told, and what it may do, in one run.
 
     Args:
-        run: The run; a new one by itself where a stage is called outside of a pipeline.
+        run: The run; None for the one that is being started in this thread, or a new one by itself.
         number: The place of the stage in its pipeline.
         name: Its name, for messages.
         defers: The reading stage gives samples to be made, as pairs of a function and its argument, to the stage behind
@@ -171,7 +177,7 @@ class Step:
     __slots__ = ("defers", "name", "number", "run")
 
     def __init__(self, run: Run | None = None, number: int = 0, name: str = "stage", *, defers: bool = False) -> None:
-        self.run = Run() if run is None else run
+        self.run = run or getattr(_starting, "run", None) or Run()
         self.number = number
         self.name = name
         self.defers = defers

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from shardset.errors import ShardsetError
 from shardset.formats.stream_compression import HEAD_SIZE, detect_compression, inflate_shard
 from shardset.storage.anywhere import AnyStore
-from shardset.storage.local import LocalStore, local_path
+from shardset.storage.local import LocalReader, local_path
 from shardset.storage.store import url_scheme
 from shardset.storage.streams import STDIN, is_stream, iter_pieces, open_stream
 
@@ -48,10 +48,12 @@ class MappedBytes:
     """A local file through its memory map."""
 
     error: ShardsetError | None = None
+    base = 0
 
     def __init__(self, reader: Reader, close: Callable[[], None]) -> None:
         self._reader = reader
         self._close = close
+        self.size: int | None = reader.size
 
     def window(self, offset: int, least: int) -> tuple[Buffer, bool]:
         """Give a window as `Windows.window` says, without reading anything.
@@ -78,6 +80,7 @@ class StreamedBytes:
         pieces: The pieces.
         close: Ends whatever gives them.
         base: The byte of the shard that the first one begins with.
+        size: The shard's bytes, where they are known.
         has_more: Tells whether the next piece comes at once; what is there is then not kept waiting for it.
 
     Attributes:
@@ -89,12 +92,15 @@ class StreamedBytes:
         pieces: Iterator[Buffer],
         close: Callable[[], None],
         base: int = 0,
+        *,
+        size: int | None = None,
         has_more: Callable[[], bool] | None = None,
     ) -> None:
         self._pieces = pieces
         self._close = close
         self._has_more = has_more
-        self._base = base
+        self.base = self._base = base
+        self.size = size
         self._held: list[Buffer] = []
         self._length = 0
         self._size = _FIRST
@@ -161,12 +167,16 @@ def open_shard(
     """
     kept = place.cache.fetch(url) if place.cache is not None and url != STDIN else None
     if kept is not None:
-        return _open_file(LocalStore().open(kept.path), kept.close, start, report), kept.path
+        return _open_file(LocalReader(kept.path), kept.close, start, report), kept.path
     is_local = url_scheme(url) in {"", "file"}
     if is_stream(url, place.openers) or not (is_local or start):
         stream = open_stream(url, store=place.store, openers=place.openers)
         return _unpacked(iter_pieces(stream), stream.close, url, report, getattr(stream, "has_more", None)), None
-    return _open_file(place.store.open(url), _nothing, start, report), local_path(url) if is_local else None
+    if not is_local:
+        return _open_file(place.store.open(url), _nothing, start, report), None
+    # A store keeps files open for whoever comes back to them; here nobody does.
+    reader = LocalReader(url) if isinstance(place.store, AnyStore) else place.store.open(url)
+    return _open_file(reader, _nothing, start, report), local_path(url)
 
 
 def _open_file(reader: Reader, close: Callable[[], None], start: int, report: Report | None) -> ShardBytes:
@@ -175,7 +185,7 @@ def _open_file(reader: Reader, close: Callable[[], None], start: int, report: Re
         return _unpacked(_pieces(reader, 0), close, reader.url, report)
     if reader.map() is not None:
         return MappedBytes(reader, close)
-    return StreamedBytes(_pieces(reader, start), close, start)
+    return StreamedBytes(_pieces(reader, start), close, start, size=reader.size)
 
 
 def _unpacked(

@@ -133,6 +133,10 @@ class _Buffer:
         self._refill(items)
         samples, origins = self._samples, self._origins
         held = sum(map(_bytes_of, samples))
+        while held > max_bytes and len(samples) > 1:  # a state may be of the moment between two that had to leave
+            leaving = self._take()
+            held -= _bytes_of(leaving)
+            yield leaving
         for sample in items:
             samples.append(sample)
             origins.append(self._run.origin or NOWHERE)

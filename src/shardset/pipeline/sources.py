@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from shardset.policy import Report
     from shardset.storage.store import Store
 
+    from .run import Run
+
     Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
     Item = dict[str, Any]
     Splitter = Callable[[Iterable[Item]], Iterable[Item]]
@@ -100,7 +102,7 @@ def as_urls(urls: Urls) -> list[str]:
     else:
         found = [os.fspath(url) for url in urls]
     if not found or not all(found):
-        raise ValueError(f"no shards: the list of urls is empty, or a url in it is ({urls!r})")
+        raise ValueError("no shards: the list of urls is empty, or a url in it is")
     return [_SHORT_FILE.sub("", url) for url in found]
 
 
@@ -187,12 +189,24 @@ def draw_shards(
         count = _DRAWN_AT_ONCE if nshards is None else min(_DRAWN_AT_ONCE, nshards - drawn)
         for number in draws(key, drawn, count).tolist():
             yield items[number * len(items) >> 64]
-            if not run.delivered and drawn > 3 * len(items) + 16 and not run.restored:
-                raise NoSamplesError(
-                    f"{drawn} shards were drawn of {len(items)}, and not one sample came out of the pipeline",
-                    hint=f"look which stage drops them: {run.report.summary()}",
-                )
+            if drawn > 3 * len(items) + 16 and not run.delivered and not run.restored:
+                _check_passage(run, drawn, len(items))
             drawn += 1
+
+
+def _check_passage(run: Run, drawn: int, count: int) -> None:
+    """Make sure that an endless stream gives something: that there are samples, and no stage stops them all.
+
+    Raises:
+        NoSamplesError: It gives nothing.
+    """
+    blocked = next((passage for passage in run.passages if passage.is_blocked), None)
+    if run.last_read is not None and blocked is None:
+        return
+    what = (
+        "there was no sample in them" if blocked is None else f"the stage {blocked.step.name!r} let none of them pass"
+    )
+    raise NoSamplesError(f"{drawn} shards were drawn of {count}: {what}", hint=f"counted: {run.report.summary()}")
 
 
 def split_by_node(source: Iterable[Any], group: object = None, *, step: Step | None = None) -> Iterator[Any]:
@@ -250,8 +264,8 @@ def share_shards(
             raise NoSamplesError(
                 f"{len(items)} shards cannot be shared by {share.processes} processes "
                 f"({share.world_size} ranks with {share.num_workers} workers each)",
-                hint="index them, so that they can be shared by samples ('shardset index'); or write more shards, or "
-                "use fewer workers; empty_check=False lets workers be idle",
+                hint="index them ('shardset index'): then they can be shared by samples, if the indexes fit and tell "
+                "of no faults; or write more shards, or use fewer workers; empty_check=False lets workers be idle",
             )
     return islice(iter(items), share.rank + share.worker * share.world_size, None, share.processes)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from shardset.errors import without_secrets
+
 from .run import Step
 
 if TYPE_CHECKING:
@@ -37,5 +39,14 @@ class Stage:
         return self.start(source, Step(name=self.name))
 
     def __repr__(self) -> str:
-        given = [repr(value) for value in self.args] + [f"{name}={value!r}" for name, value in self.kwargs.items()]
+        given = [*map(_shown, self.args), *(f"{name}={_shown(value)}" for name, value in self.kwargs.items())]
         return f"{self.name}({', '.join(given)})"
+
+
+def _shown(value: object) -> str:
+    """Return a value as it may be shown: urls may hold what lets one in."""
+    if isinstance(value, str):
+        return repr(without_secrets(value))
+    if isinstance(value, list | tuple) and len(value) > 1:
+        return f"[{_shown(value[0])}, ... {len(value)} in all]"
+    return f"[{_shown(value[0])}]" if isinstance(value, list | tuple) and value else repr(value)

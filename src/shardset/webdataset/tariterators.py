@@ -6,20 +6,23 @@ programs that put such steps together themselves.
 
 from __future__ import annotations
 
+import functools
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardset.errors import ShardsetError
+from shardset.errors import ShardsetError, without_secrets
 from shardset.formats import naming
 from shardset.formats.stream_compression import inflate_shard
 from shardset.formats.tar import Kind, scan_tar
 from shardset.formats.tar_header import BLOCK
 from shardset.index.table import duplicate_error
+from shardset.pipeline.read_errors import as_read_error
 from shardset.pipeline.reading import Reading, read_samples
 from shardset.pipeline.run import Step
 from shardset.pipeline.shard_bytes import StreamedBytes
 from shardset.pipeline.stage import Stage
+from shardset.policy import Place
 from shardset.storage.streams import iter_pieces, open_stream
 
 from .gopen import gopen
@@ -57,6 +60,17 @@ def valid_sample(sample: Any) -> bool:
     return isinstance(sample, dict) and len(sample) > 0 and not sample.get("__bad__", False)
 
 
+def _of_its_run(function: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    """Make the step of a generator function when it is called: then the run is known that it belongs to."""
+
+    @functools.wraps(function)
+    def call(*args: Any, step: Step | None = None, **kw: Any) -> Iterator[Any]:
+        return function(*args, step=step or Step(name=function.__name__), **kw)
+
+    return call
+
+
+@_of_its_run
 def url_opener(
     data: Iterable[Dict], handler: Handler | None = None, *, step: Step | None = None, **kw: Any
 ) -> Iterator[Dict]:
@@ -79,6 +93,7 @@ def tar_file_iterator(
     select_files: Callable[[str], bool] | None = None,
     rename_files: Callable[[str], str] | None = None,
     *,
+    shard: str | None = None,
     step: Step | None = None,
 ) -> Iterator[Dict]:
     """Give the files of a tar that is read from an open file: dicts of ``fname`` and ``data``.
@@ -89,6 +104,7 @@ def tar_file_iterator(
         handler: Decides about damage.
         select_files: Tells by its name, after `rename_files`, whether a file is wanted.
         rename_files: Gives the name that a file is to have.
+        shard: The tar's url, for errors.
         step: The step of a run.
 
     Raises:
@@ -117,9 +133,10 @@ def tar_file_iterator(
                 continue
             start = int(table.offset[row]) - offset
             yield {"fname": name, "data": bytes(view[start : start + int(table.size[row])])}
-        error = source.error or table.error()
+        error = source.error or table.error(shard)
         if error is not None:
-            step.settle(error, getattr(error, "code", "unreadable_shard"), None, handler)
+            place = Place(shard and without_secrets(shard), getattr(error, "offset", None), message=error.message)
+            step.settle(as_read_error(error), getattr(error, "code", "unreadable_shard"), None, handler, place)
             return
         if not table.is_cut:
             return
@@ -131,6 +148,7 @@ def _reading(view: memoryview) -> Callable[[int, int], memoryview]:
     return lambda offset, length: view[offset : offset + length]
 
 
+@_of_its_run
 def tar_file_expander(
     data: Iterable[Dict],
     handler: Handler | None = None,
@@ -142,14 +160,15 @@ def tar_file_expander(
 ) -> Iterator[Dict]:
     """Give the files of each opened tar: dicts of ``fname``, ``data`` and ``__url__``.
 
-    Behind each tar comes `eof_value`, unless it is None. Nothing here needs it: `group_by_keys` goes by the url.
+    Behind each tar comes `eof_value`, unless it is None. Nothing here needs it: `group_by_keys` goes by the url. Files
+    come as they stand: where a tar ends in damage, the last sample may lack some, which only `WebDataset` can tell.
     """
     step = step or Step(name="tar_file_expander")
     for item in data:
         url, stream = item["url"], item["stream"]
         try:
             for file in tar_file_iterator(
-                stream, handler=handler, select_files=select_files, rename_files=rename_files, step=step
+                stream, handler=handler, select_files=select_files, rename_files=rename_files, shard=url, step=step
             ):
                 yield {**file, "__url__": url}
         finally:
@@ -158,6 +177,7 @@ def tar_file_expander(
             yield eof_value
 
 
+@_of_its_run
 def group_by_keys(
     data: Iterable[Dict],
     keys: Callable[[str], tuple[str | None, str | None]] = base_plus_ext,
