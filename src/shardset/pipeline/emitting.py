@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +17,7 @@ from .read_errors import as_read_error
 from .run import USUAL, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from shardset.index.sample_windows import SampleWindow
 
@@ -40,26 +40,42 @@ def _same(sample: Sample) -> Sample:
     return sample
 
 
-@dataclass(frozen=True, slots=True)
-class _Alike:
-    """Samples of a window that all have the same fields, yet to be made."""
+def _maker(
+    own: dict[str, str], keys: list[str], fields: list[str], columns: list[list[int]], data: Any
+) -> Callable[[int], Sample]:
+    """Return what makes sample `i` of a window whose samples all have the same fields.
 
-    own: dict[str, str]
-    keys: list[str]
-    fields: list[str]
-    starts: list[int]
-    ends: list[int]
-    data: Any
+    Args:
+        own: Fields that are not read.
+        keys: The samples' keys.
+        fields: Their fields.
+        columns: Of each field in turn, where the payloads begin and where they end in `data`.
+        data: What gives bytes when it is sliced.
+    """
+    # The numbers of fields that are common, written out, as in `Emitter.emit`.
+    if len(fields) == 1:
+        (one,), (a, b) = fields, columns
+        return lambda i: {"__key__": keys[i], **own, one: data[a[i] : b[i]]}
+    if len(fields) == 2:
+        (one, two), (a, b, c, d) = fields, columns
+        return lambda i: {"__key__": keys[i], **own, one: data[a[i] : b[i]], two: data[c[i] : d[i]]}
+    if len(fields) == 3:
+        (one, two, three), (a, b, c, d, e, f) = fields, columns
+        return lambda i: {
+            "__key__": keys[i],
+            **own,
+            one: data[a[i] : b[i]],
+            two: data[c[i] : d[i]],
+            three: data[e[i] : f[i]],
+        }
 
-    def make(self, number: int) -> Sample:
-        """Make sample `number`."""
-        fields, data = self.fields, self.data
-        first = number * len(fields)
-        last = first + len(fields)
-        sample: Sample = {"__key__": self.keys[number], **self.own}
-        for name, start, end in zip(fields, self.starts[first:last], self.ends[first:last], strict=True):
-            sample[name] = data[start:end]
+    def make(i: int) -> Sample:
+        sample: Sample = {"__key__": keys[i], **own}
+        for name, start, end in zip(fields, columns[::2], columns[1::2], strict=True):
+            sample[name] = data[start[i] : end[i]]
         return sample
+
+    return make
 
 
 class Emitter:
@@ -101,12 +117,8 @@ class Emitter:
     ) -> Iterator[Sample]:
         """Give samples that all have the same fields; most shards are so, and this loop is what reading them costs."""
         run, own, width = self._step.run, self._own, len(fields)
-        data, base = _sliceable(window)
-        members = slice(int(window.rows[first]), int(window.rows[first]) + len(keys) * width)
-        starts = window.offset[members] - base
-        ends = starts + window.length[members]
+        data, columns = _columns(window, first, len(keys), width)
         places = zip(repeat(self._ordinal), offsets)
-        columns = [column[place::width].tolist() for place in range(width) for column in (starts, ends)]
         # The numbers of fields that are common, written out: a loop over fields takes twice as long.
         if width == 1:
             (one,) = fields
@@ -133,12 +145,9 @@ class Emitter:
         self, window: SampleWindow, keys: list[str], offsets: list[int], fields: list[str], first: int
     ) -> Iterator[Any]:
         """Give what makes the samples of `_emit_alike`, for whoever holds them: bytes of a map need no holding."""
-        run, ordinal, width = self._step.run, self._ordinal, len(fields)
-        members = slice(int(window.rows[first]), int(window.rows[first]) + len(keys) * width)
-        data, base = _sliceable(window)
-        starts = window.offset[members] - base
-        ends = starts + window.length[members]
-        make = _Alike(self._own, keys, fields, starts.tolist(), ends.tolist(), data).make
+        run, ordinal = self._step.run, self._ordinal
+        data, columns = _columns(window, first, len(keys), len(fields))
+        make = _maker(self._own, keys, fields, columns, data)
         for number, offset in enumerate(offsets):
             run.origin = run.last_read = ordinal, offset
             yield make, number
@@ -279,6 +288,15 @@ def _common_fields(window: SampleWindow, first: int, count: int) -> list[str] | 
         return None
     fields = [window.suffixes[number] for number in ids[0].tolist()]
     return fields if len(set(fields)) == width and _OWN_FIELDS.isdisjoint(fields) else None
+
+
+def _columns(window: SampleWindow, first: int, count: int, width: int) -> tuple[Any, list[list[int]]]:
+    """Return what gives bytes when it is sliced, and of each field in turn, where payloads begin in it and end."""
+    data, base = _sliceable(window)
+    members = slice(int(window.rows[first]), int(window.rows[first]) + count * width)
+    starts = window.offset[members] - base
+    ends = starts + window.length[members]
+    return data, [column[place::width].tolist() for place in range(width) for column in (starts, ends)]
 
 
 def _sliceable(window: SampleWindow) -> tuple[Any, int]:

@@ -87,7 +87,7 @@ class _Buffer:
         self._passing = len(step.held_later)
         self._samples: list[Any] = []
         self._origins: list[Origin] = []
-        self._block: list[int] = []
+        self._draws: Iterator[int] = iter(())
         step.remember(self._snapshot)
 
     def _snapshot(self) -> dict[str, Any]:
@@ -157,18 +157,20 @@ class _Buffer:
     def _take(self) -> Any:
         """Draw a sample, and take it out."""
         samples, origins = self._samples, self._origins
-        if self._rng is None:
-            at = self._drawn % _DRAWN_AT_ONCE
-            if not at or not self._block:
-                block = draws(self._key, self._drawn - at, _DRAWN_AT_ONCE)
-                self._block = (block >> np.uint64(32)).tolist()
-            place = self._block[at] * len(samples) >> 32
-            self._drawn += 1
-        else:
+        if self._rng is not None:
             place = int(self._rng.random() * len(samples))
+        else:
+            draw = next(self._draws, None)
+            if draw is None:
+                block = draws(self._key, self._drawn, _DRAWN_AT_ONCE)
+                self._draws = iter((block >> np.uint64(32)).tolist())
+                draw = next(self._draws)
+            place = draw * len(samples) >> 32
+            self._drawn += 1
         sample, self._run.origin = samples[place], origins[place]
-        samples[place], origins[place] = samples[-1], origins[-1]
-        del samples[-1], origins[-1]
+        last, origin = samples.pop(), origins.pop()
+        if place < len(samples):
+            samples[place], origins[place] = last, origin
         return sample
 
 
