@@ -13,6 +13,7 @@ import sys
 import tarfile
 import tempfile
 import time
+from itertools import islice
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -94,6 +95,24 @@ def read_all(ds: shardset.Dataset) -> None:
     sizes = [sum(len(sample[field]) for field in sample if field != "__key__") for sample in ds.iter_dicts()]
     elapsed = time.perf_counter() - start
     print(f"  {len(sizes)} samples, {sum(sizes):,} bytes in {elapsed * 1e3:.1f} milliseconds")
+
+
+def stream(shards: list[Path]) -> None:
+    """Go through the shards as a stream, in random order; break off in the middle, and go on elsewhere."""
+
+    def pipeline() -> shardset.WebDataset:
+        return shardset.WebDataset(shards, shardshuffle=True).shuffle(5)
+
+    whole = [sample["__key__"] for sample in pipeline()]
+    first, second = pipeline(), pipeline()
+    begun = [sample["__key__"] for sample in islice(first, 4)]
+    second.load_state_dict(first.state_dict())
+    rest = [sample["__key__"] for sample in second]
+    if begun + rest != whole:
+        raise SystemExit(f"the stream went on wrongly: {begun} and {rest} are not {whole}")
+    print(f"  {', '.join(begun)} ... broken off, and gone on with from its state:")
+    print(f"  {', '.join(rest)}")
+    print(f"  left out: {second.report()}")
 
 
 def compare_with_files(ds: shardset.Dataset) -> None:
@@ -212,6 +231,8 @@ def run(out: Path, *, core: bool) -> None:
     read_at_random(ds, 5)
     print("\nAll of them, in order:")
     read_all(ds)
+    print("\nAs a stream, shuffled:")
+    stream(shards)
     if core:
         compare_with_files(ds)
         return

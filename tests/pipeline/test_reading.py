@@ -7,6 +7,7 @@ import lzma
 import pickle
 import random
 import subprocess
+import sys
 import tarfile
 import tracemalloc
 
@@ -30,6 +31,7 @@ from shardset.pipeline.handlers import ignore_and_continue, ignore_and_stop
 from shardset.pipeline.shard_bytes import StreamedBytes
 from shardset.pipeline.web_dataset import WebDataset
 from shardset.policy import Policy
+from shardset.storage import LocalStore
 from shardset.storage.memory import MemoryStore
 
 
@@ -418,3 +420,19 @@ def test_damage_gives_right_samples_or_an_error_of_ours(tmp_path_factory, seed, 
         fault = error
     assert len(found) == 12 if fault is None else (fault.shard, fault.offset is not None) == (str(path), True)
     assert {(key, tuple(fields.items())) for key, fields in found} <= good
+
+
+def test_standard_input_is_a_shard(tmp_path):
+    path = write_shard(tmp_path / "a.tar", make_members(40))
+    program = "import shardset\nprint([s['__key__'] for s in shardset.WebDataset('-').shuffle(0)])"
+    with path.open("rb") as file:
+        run = subprocess.run([sys.executable, "-c", program], stdin=file, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == repr([key for key, _ in as_expected(path)])
+
+
+def test_a_shard_may_be_read_without_a_map(tmp_path):
+    path = write_shard(tmp_path / "a.tar", make_members(40))
+    store = LocalStore(mmap=False)
+    found = list(WebDataset(str(path), store=store))
+    assert [(sample["__key__"], fields_of(sample)) for sample in found] == as_expected(path)
+    assert found[0]["__local_path__"] == str(path)
