@@ -212,7 +212,7 @@ class DataPipeline(Fluent):
         live = self._live
         if live is None and self._loaded is not None:
             return self._loaded
-        if live is None and self._board.has_workers():
+        if live is None and torch_worker() is None and self._board.has_workers():
             raise StateError(
                 "the workers of a DataLoader have gone through this dataset, and hold its state",
                 hint="use shardset.WebLoader, or torchdata's StatefulDataLoader, and save the state of the loader",
