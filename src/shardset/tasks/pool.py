@@ -164,7 +164,8 @@ def _interrupts_held() -> Iterator[None]:
 def _begin_worker() -> None:
     """Prepare a worker process: it ends when its parent does, and leaves Ctrl-C to that."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _leave)
+    # Between tasks there is nothing to be put away, and an exception would be told as one of the pool's own.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
@@ -177,7 +178,11 @@ def _leave(number: int, _: FrameType | None) -> None:
 def _work(function: Callable[[Task], Answer], task: Task) -> Answer:
     """Carry out a task in a worker. One that is stopped removes what it has half written, and its process ends."""
     try:
-        return function(task)
+        signal.signal(signal.SIGTERM, _leave)
+        try:
+            return function(task)
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
     except SystemExit:
         pass
     # Not before the exception is gone, and with it all that it kept from being closed. A pool would go on with the next
