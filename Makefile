@@ -127,7 +127,7 @@ $(VENV)-tensorflow/stamp: pyproject.toml benchmarks/requirements-tensorflow.txt
 # Programs that the tests compare with and read from, as PROGRAM:DEBIAN-PACKAGE, and servers that come from npm.
 .PHONY: programs
 programs: tests/servers/node_modules/.stamp
-	@for pair in bsdtar:libarchive-tools nginx:nginx-light; do \
+	@for pair in bsdtar:libarchive-tools nginx:nginx-light xz:xz-utils bzip2:bzip2 zstd:zstd lz4:lz4; do \
 		program=$${pair%%:*} package=$${pair##*:}; \
 		PATH="$$PATH:/usr/sbin" command -v "$$program" >/dev/null && continue; \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \

@@ -389,7 +389,7 @@ class TransferError(StorageError):
     """A transfer failed for good.
 
     Attributes:
-        status: The last HTTP status, or None.
+        status: The last HTTP status; of a command, what it ended with (of a signal, less than 0); or None.
         attempts: How often it was tried.
     """
 

@@ -49,6 +49,7 @@ USUAL: Final[Mapping[str, Action]] = {
 """What happens where neither a handler nor the policy says: to everything else, what `Policy.on_error` says."""
 
 _COUNTED: Final = """
+    compression_memory not_valid
     shard_without_samples repeated_key sample_cut_short unreadable_shard sparse_member stopped_by_handler cut_off
     missing_field none_field ambiguous_field overwritten_field bad_field suffix_not_wanted
     select select_failed map_none map_failed rsample slice no_association associate_failed
