@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from .dataset.pairs import PairedDataset, SampleLocation, SamplePair, discover_paired_dataset
     from .dataset.rewriting import upload_caption_metadata
     from .dataset.sample import Sample
+    from .dataset.select import Selection, has_field
+    from .dataset.views import Buckets, Pack
+    from .decoding.clips import Clip
+    from .decoding.options import Decode
     from .doctor import check, fix
     from .errors import (
         AccessError,
@@ -50,7 +54,11 @@ if TYPE_CHECKING:
     from .index.record_reader import iter_records
     from .loading.bucket_loader import BucketDataLoader
     from .loading.cursor import TarDataLoader
+    from .loading.loader import Loader
+    from .loading.mixing import mix
+    from .loading.order import Shuffle
     from .loading.paired import LoadedSamplePair, PairedTarDataLoader
+    from .loading.read_ahead import ReadAhead
     from .pipeline.pipeline import DataPipeline
     from .pipeline.web_dataset import WebDataset
     from .pipeline.web_loader import WebLoader
@@ -66,11 +74,14 @@ if TYPE_CHECKING:
 __all__ = [
     "AccessError",
     "BucketDataLoader",
+    "Buckets",
     "ChangedError",
     "ChecksumError",
+    "Clip",
     "CompressedShardError",
     "DataPipeline",
     "Dataset",
+    "Decode",
     "DecodeError",
     "DiscoveredDataset",
     "DuplicateFieldError",
@@ -79,23 +90,28 @@ __all__ = [
     "IndexFileError",
     "LimitError",
     "LoadedSamplePair",
+    "Loader",
     "MetadataExtractor",
     "MissingExtraError",
     "MissingFieldError",
     "NoSamplesError",
     "NotFoundError",
+    "Pack",
     "PairedDataset",
     "PairedTarDataLoader",
     "Policy",
     "RangeIgnoredError",
     "RateLimitedError",
+    "ReadAhead",
     "Report",
     "Sample",
     "SampleError",
     "SampleLocation",
     "SamplePair",
+    "Selection",
     "ShardWriter",
     "ShardsetError",
+    "Shuffle",
     "StateError",
     "StorageError",
     "TFRecordWriter",
@@ -120,8 +136,10 @@ __all__ = [
     "encode_example",
     "encode_sequence_example",
     "fix",
+    "has_field",
     "index_dataset",
     "iter_records",
+    "mix",
     "open_dataset",
     "optimize_dataset",
     "parse_example",
@@ -137,6 +155,10 @@ _HOMES = {
     **dict.fromkeys(("PairedDataset", "SampleLocation", "SamplePair", "discover_paired_dataset"), ".dataset.pairs"),
     "upload_caption_metadata": ".dataset.rewriting",
     "Sample": ".dataset.sample",
+    **dict.fromkeys(("Selection", "has_field"), ".dataset.select"),
+    **dict.fromkeys(("Buckets", "Pack"), ".dataset.views"),
+    "Clip": ".decoding.clips",
+    "Decode": ".decoding.options",
     **dict.fromkeys(("check", "fix"), ".doctor"),
     **dict.fromkeys(
         ("decode_tensor", "encode_example", "encode_sequence_example", "parse_example", "parse_sequence_example"),
@@ -149,7 +171,11 @@ _HOMES = {
     "iter_records": ".index.record_reader",
     "BucketDataLoader": ".loading.bucket_loader",
     "TarDataLoader": ".loading.cursor",
+    "Loader": ".loading.loader",
+    "mix": ".loading.mixing",
+    "Shuffle": ".loading.order",
     **dict.fromkeys(("LoadedSamplePair", "PairedTarDataLoader"), ".loading.paired"),
+    "ReadAhead": ".loading.read_ahead",
     "DataPipeline": ".pipeline.pipeline",
     "WebDataset": ".pipeline.web_dataset",
     "WebLoader": ".pipeline.web_loader",

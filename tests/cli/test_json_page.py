@@ -160,6 +160,11 @@ def test_the_keys_that_are_printed_are_those_of_the_page(run, sources, tmp_path)
         ],
         "shardset show SHARD --json": [run("show", shard, "--json"), run("show", hostile, "--json")],
         "shardset stats SOURCE --json": [run("stats", good, "--json"), run("stats", odd, "--json")],
+        "shardset order SOURCE --json": [run("order", odd, "--json")],
+        "shardset order --explain --json": [
+            run("order", good, "--explain", "--json"),
+            run("order", odd, "--explain", "--json"),
+        ],
         "shardset index SOURCE --json": indexing,
         **recorded,
         **converting_runs(run, tmp_path),
@@ -174,7 +179,8 @@ def test_the_keys_that_are_printed_are_those_of_the_page(run, sources, tmp_path)
         for done in several:
             finds = any(f" {command} " in section for command in ("verify", "check", "fix"))
             assert done.code in ({1, 3} if finds else {0}), done.err
-            for document in done.documents if " ls " in section else [done.document]:
+            is_list = " ls " in section or " order SOURCE " in section
+            for document in done.documents if is_list else [done.document]:
                 printed |= set(paths(document))
         # An object or a list that is null as a whole says nothing of what it holds.
         nulls = {path for path in printed if any(key.startswith((f"{path}.", f"{path}[")) for key in page[section])}
@@ -184,7 +190,7 @@ def test_the_keys_that_are_printed_are_those_of_the_page(run, sources, tmp_path)
 def test_every_command_that_prints_json_says_where_it_is_described(run):
     caches = ("cache ls", "cache clear", "cache verify")
     for command in (
-        *("index", "ls", "show", "stats"),
+        *("index", "ls", "show", "stats", "order"),
         *caches,
         "extract-metadata",
         "optimize-captions",

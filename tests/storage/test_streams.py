@@ -176,6 +176,9 @@ def test_several_ranges_of_a_remote_object_are_asked_for_at_once(server):
     server.put("/large", CONTENT * 4)
     with open_stream(f"{server.url}large", ahead=16 << 20) as stream:
         assert stream.read_some() == CONTENT[: 4 << 20]
+        deadline = time.monotonic() + 30
+        while len(server.requests("GET")) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
     asked = server.requests("GET")
     assert 2 <= len(asked) <= 5
     assert all(request.headers.get("range") for request in asked)

@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -19,12 +18,13 @@ PROC = pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds processes in
 
 PROGRAM = """
 import multiprocessing, sys, time
+from shardset import processes
 from shardset.tasks import pool
 
 if __name__ == "__main__":
     method = sys.argv[1]
     if method != "ours":
-        pool._context = lambda: multiprocessing.get_context(method)
+        processes._context = lambda preload: multiprocessing.get_context(method)
     print("running", flush=True)
     with pool.task_pool(None, 2, needs_main=method == "fork") as run:
         for _ in run(time.sleep, [0.03] * 60):
@@ -62,81 +62,6 @@ def test_workers_never_see_an_interrupt_and_this_thread_does_again():
         assert process != os.getpid()
         assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-@POSIX
-@pytest.mark.parametrize("sender", ["this thread", "another process", "another thread"])
-def test_an_interrupt_is_held_until_what_must_not_break_is_done(sender):
-    steps = []
-
-    def go():
-        with pool._interrupts_held():
-            if sender == "this thread":
-                signal.raise_signal(signal.SIGINT)
-            elif sender == "another process":
-                os.kill(os.getpid(), signal.SIGINT)  # to a thread that lets it through, if there is one
-            else:
-                thread = threading.Thread(target=signal.pthread_sigmask, args=(signal.SIG_UNBLOCK, {signal.SIGINT}))
-                thread.start()
-                thread.join()
-                os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.01)
-            steps.append("done")
-        steps.append("never")
-
-    with pytest.raises(KeyboardInterrupt):
-        go()
-    assert steps == ["done"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def interrupt_while_held(steps):
-    with pool._interrupts_held():
-        signal.raise_signal(signal.SIGINT)
-        steps.append("held")
-    steps.append("never")
-
-
-@POSIX
-def test_a_handler_of_the_program_is_called_and_put_back(monkeypatch):
-    came = []
-
-    def handler(number, frame):
-        came.append((number, frame is not None))
-
-    before = signal.signal(signal.SIGINT, handler)
-    try:
-        with pool._interrupts_held():
-            signal.raise_signal(signal.SIGINT)
-            assert came == []
-        assert came == [(signal.SIGINT, True)]
-        assert signal.getsignal(signal.SIGINT) is handler
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        with pool._interrupts_held():
-            signal.raise_signal(signal.SIGINT)
-        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
-    # Where there are no masks, as on Windows, this thread is still left alone.
-    monkeypatch.setattr(sys, "platform", "win32")
-    with pytest.raises(KeyboardInterrupt):
-        interrupt_while_held(came)
-    assert came[-1] == "held"
-
-
-@POSIX
-def test_in_another_thread_interrupts_are_held_from_workers_alone():
-    seen = []
-
-    def go():
-        with pool._interrupts_held():
-            seen.append(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
-        seen.append(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
-
-    thread = threading.Thread(target=go)
-    thread.start()
-    thread.join()
-    assert seen == [True, False]
 
 
 def write_half(path):

@@ -29,6 +29,7 @@ COMMANDS: Final = {
     "show": "Show one sample, or one shard, with offsets and findings.",
     "cat": "Write one payload to standard output, byte for byte.",
     "stats": "Count samples, fields, sizes, captions and shapes.",
+    "order": "List what a loader reads when, and explain what a shuffle costs.",
     "check": "Check TFRecord shards, and say what can be saved of damaged ones.",
     "fix": "Copy the good records of damaged TFRecord shards to new files.",
     "extract-metadata": "Write an index for each shard, with its captions.",

@@ -15,10 +15,13 @@ from shardset.storage.local import storage_error
 from .discover import Found
 from .rewriting import coalesced_folder, probe_caption_layout, rename_field
 from .samples import Samples
+from .select import Selection
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
+
+    import pyarrow.compute as pc
 
     from shardset.index.catalog import Catalog
     from shardset.policy import Policy, Report
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 
     from .catalogs import IndexOptions
     from .shards import Origin
+    from .views import Bucketed, Buckets, Pack, Packed
 
 
 class Dataset(Samples):
@@ -142,6 +146,29 @@ class Dataset(Samples):
             origin=self._origin,
             hf_token=self._hf_token,
         )
+
+    def select(
+        self, where: pc.Expression | None = None, *, columns: Any = None, on: str | Sequence[str] = "key"
+    ) -> Selection:
+        """Return the samples that an expression over the catalog's columns is true of, as `Selection.select` does.
+
+        Args:
+            where: An expression, as ``pc.field("width") >= 512`` (``import pyarrow.compute as pc``); None for all.
+            columns: A table with more columns, or the path of a Parquet or Arrow file, or a list of these.
+            on: What the table is joined by: ``"key"``, ``["shard", "key"]`` or ``"sample_index"``.
+
+        Raises:
+            As `Selection.select`.
+        """
+        return Selection(self).select(where, columns=columns, on=on)
+
+    def bucketed(self, buckets: Buckets) -> Bucketed:
+        """Have all samples given in batches of one image size, as `Selection.bucketed` does."""
+        return Selection(self).bucketed(buckets)
+
+    def packed(self, pack: Pack) -> Packed:
+        """Have all samples given in packs of limited length, as `Selection.packed` does."""
+        return Selection(self).packed(pack)
 
     def field_rename(
         self,

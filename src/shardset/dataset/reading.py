@@ -115,12 +115,23 @@ def by_group(
 
 
 class BatchReader:
-    """Reads samples of one dataset as dicts, with the dataset's policy."""
+    """Reads samples of one dataset as dicts, with the dataset's policy.
 
-    def __init__(self, source: SampleSource, policy: Policy, report: Report) -> None:
+    Args:
+        source: The shards.
+        policy: What to do about samples that cannot be given.
+        report: Where it is counted.
+        decide: Called in place of `settle` with each error, as it is: it raises, or returns to have the sample left
+            out.
+    """
+
+    def __init__(
+        self, source: SampleSource, policy: Policy, report: Report, decide: Callable[..., None] = settle
+    ) -> None:
         self._source = source
         self._policy = policy
         self._report = report
+        self._decide = decide
         # Shards elsewhere that could not be read, however often it was tried; their other samples need not try again.
         self._lost: dict[int, StorageError] = {}
 
@@ -239,7 +250,7 @@ class BatchReader:
 
     def _skip(self, error: ShardsetError, code: str, shard: str, key: str) -> None:
         offset = error.offset if isinstance(error, FormatError) else None
-        settle(error, code, Place(shard, offset, key, error.message), self._policy, self._report)
+        self._decide(error, code, Place(shard, offset, key, error.message), self._policy, self._report)
 
     def _read_records(
         self, group: Group, rows: Int64s, first_shard: int, fields: Sequence[str] | None, *, copy: bool
@@ -273,7 +284,7 @@ class BatchReader:
                 what = f"record {key} has no feature {field!r}"
                 missing = MissingFieldError(what, field=field, shard=shard, key=key)
                 policy = Policy(self._policy.on_missing, codes=self._policy.codes)
-                settle(missing, "missing_field", Place(shard, key=key, message=what), policy, self._report)
+                self._decide(missing, "missing_field", Place(shard, key=key, message=what), policy, self._report)
                 return None
             values[field] = self._policy.defaults[field]
             self._report.add("missing_field", Place(shard, key=key, message=f"no {field!r}"))
@@ -415,7 +426,7 @@ class BatchReader:
 
     def _settle(self, error: SampleError | StorageError | LimitError, code: str, sample: Sample, action: Any) -> None:
         place = Place(sample.shard, key=sample.key, message=error.message)
-        settle(error, code, place, Policy(action, codes=self._policy.codes), self._report)
+        self._decide(error, code, place, Policy(action, codes=self._policy.codes), self._report)
 
 
 def sample_kind(group: Group, row: int) -> type[Sample]:

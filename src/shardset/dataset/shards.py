@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
+from collections import OrderedDict
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -16,6 +18,7 @@ from shardset.index.table import RecordForm
 from shardset.policy import Policy, Report
 from shardset.storage.cache import CachedStore
 from shardset.storage.cache_upkeep import clear, default_folder
+from shardset.storage.local import files_kept
 from shardset.storage.store import ObjectInfo, is_remote, url_name
 from shardset.storage.threads import map_in_threads
 
@@ -40,7 +43,6 @@ if TYPE_CHECKING:
 
 _SHARDS_AT_ONCE: Final = 64
 _BLOCK: Final = 512
-_READERS_KEPT: Final = 128
 _INDEX_CACHE_LIMIT: Final = 10 << 30
 
 
@@ -89,7 +91,7 @@ class Shards:
         self._hf_token = hf_token
         self._cache: CachedStore | None = None
         self._sidecars: CachedStore | None = None
-        self._readers: dict[int, Reader] = {}
+        self._readers: OrderedDict[int, Reader] = OrderedDict()  # as in `LocalStore`
         self._files = KeptFiles()
         self._file_starts = [0]
 
@@ -150,16 +152,22 @@ class Shards:
             StorageError: It cannot be opened.
         """
         reader = self._readers.get(shard_index)
-        if reader is None:
+        if reader is not None:
+            try:  # noqa: SIM105  contextlib.suppress costs more than all the rest
+                self._readers.move_to_end(shard_index)
+            except KeyError:
+                pass  # another thread has just pushed it out
+        else:
             known = self._source(shard_index).info
             store = self._cache or self._store
             reader = check_reader(store.open(known.url, known), known.size, known.identity)
             if named_format(url_name(known.url)) != "tar":
                 form = self._record_form(shard_index)
                 reader = reader if form is None else open_records(reader, form)
-            if len(self._readers) >= _READERS_KEPT:
-                self._readers.clear()
             self._readers[shard_index] = reader
+            if len(self._readers) > files_kept():
+                with suppress(KeyError):
+                    self._readers.popitem(last=False)
         return reader
 
     def _record_form(self, shard_index: int) -> RecordForm | None:

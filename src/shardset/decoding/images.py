@@ -192,9 +192,10 @@ def _pillow() -> Any:
     return PIL.Image
 
 
-def _open(payload: bytes) -> Any:
-    """Return a Pillow image with its pixels loaded."""
+def _open(payload: bytes, most_pixels: int | None = None) -> Any:
+    """Return a Pillow image with its pixels loaded, if it has no more than `most_pixels` and than Pillow allows."""
     pillow = _pillow()
+    limit = min((limit for limit in (most_pixels, pillow.MAX_IMAGE_PIXELS) if limit is not None), default=None)
     open_image: Callable[[io.BytesIO], Any] = pillow.open
     try:
         try:
@@ -209,9 +210,9 @@ def _open(payload: bytes) -> Any:
                 "the image is PostScript, which Pillow has a program of its own draw",
                 hint='where the data is trusted, name a function: wds.handle_extension("eps ps", ...)',
             )
-        _check_pixels(image.width, image.height, pillow.MAX_IMAGE_PIXELS)
+        _check_pixels(image.width, image.height, limit)
         image.load()
-        _check_pixels(image.width, image.height, pillow.MAX_IMAGE_PIXELS)  # an icon may hold a larger one than it says
+        _check_pixels(image.width, image.height, limit)  # an icon may hold a larger one than it says
     except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
         raise DecodeError(str(error).partition(", could be")[0], hint=_BOMB_HINT) from error
     return image

@@ -97,6 +97,7 @@ class Group:
         self.files = files
         self._batch = batch = map_batch(folder / files.samples, SAMPLES_SCHEMA, files.num_samples)
         self._is_validated = False
+        self._validated: set[str] = set()
         members, codes, keys = (batch.column(name) for name in ("members", "fields", "key"))
         self.shard: NDArray[np.int32] = _values(batch.column("shard"), np.int32)
         self.first: NDArray[np.int32] = _offsets(members)
@@ -130,6 +131,18 @@ class Group:
             check_values(self._batch, self._folder / self.files.samples)
             self._is_validated = True
         return self._batch
+
+    def column(self, name: str) -> pa.Array:
+        """Return one column of the table of the group's samples. The first call looks at all of it, and of no other.
+
+        Raises:
+            IndexFileError: It is garbled.
+        """
+        column = self._batch.column(name)
+        if not self._is_validated and name not in self._validated:
+            check_values(column, self._folder / self.files.samples)
+            self._validated.add(name)
+        return column
 
     @property
     def shards(self) -> pa.RecordBatch:

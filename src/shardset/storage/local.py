@@ -49,6 +49,8 @@ _GAP: Final = 16 << 10
 _LIMIT: Final = 1 << 20
 # More than this in one call is refused by some systems and cut short by others.
 _MOST_AT_ONCE: Final = 1 << 30
+_LEAST_KEPT: Final = 128
+_MOST_KEPT: Final = 4096
 # A named pipe without a writer would hang a plain open.
 _OPEN_FLAGS: Final = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
 
@@ -197,14 +199,14 @@ class LocalStore(Store):
     Args:
         mmap: Give views of memory maps. Set it to False for files that others may cut short while they are read (a
             map of such a file kills the process), or where address space is scarce.
-        max_open: How many files are kept open, each with up to two descriptors.
+        max_open: How many files are kept open, each with up to two descriptors; None for what `files_kept` says.
     """
 
-    def __init__(self, *, mmap: bool = True, max_open: int = 128) -> None:
-        if max_open < 1:
+    def __init__(self, *, mmap: bool = True, max_open: int | None = None) -> None:
+        if max_open is not None and max_open < 1:
             raise ValueError(f"max_open={max_open}: at least one file must be kept open")
         self.mmap = mmap
-        self.max_open = max_open
+        self.max_open = files_kept() if max_open is None else max_open
         # No lock guards it, so that no fork can inherit a locked one: each operation on it is atomic, and two threads
         # that open one file at once only do the work twice.
         self._readers: OrderedDict[str, LocalReader] = OrderedDict()
@@ -290,6 +292,19 @@ class LocalStore(Store):
             except KeyError:
                 break  # other threads have emptied it meanwhile
         return reader
+
+
+def files_kept() -> int:
+    """Return how many files may well stay open: with two descriptors each, a quarter of what this process may have.
+
+    They are 128 at least, where it may have few, and 4,096 at most.
+    """
+    try:
+        import resource  # noqa: PLC0415 - not on Windows
+    except ImportError:
+        return _LEAST_KEPT
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return _MOST_KEPT if limit == resource.RLIM_INFINITY else min(max(_LEAST_KEPT, limit // 8), _MOST_KEPT)
 
 
 def local_path(url: str) -> str:

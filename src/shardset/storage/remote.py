@@ -144,6 +144,8 @@ def read_many_of(asked: Sequence[tuple[Reader, Numbers, Numbers]], at_once: int)
     for number, (reader, offsets, lengths) in enumerate(asked):
         if isinstance(reader, RemoteReader) and reader.fetch_all is not None:
             together.setdefault(reader.fetch_all, []).append((number, reader, reader.prepare(offsets, lengths)))
+        elif getattr(reader, "is_held", False):
+            read(number)  # not worth a thread: it is in memory
         else:
             jobs.append(partial(read, number))
     for fetch_all, found in together.items():

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
-import sys
-import threading
-import time
-from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
-from multiprocessing import connection, resource_tracker
-from types import FrameType, ModuleType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
+from shardset.processes import interrupts_held, new_pool, starting, stop_pool
 from shardset.storage.store import url_scheme
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from multiprocessing.context import BaseContext
-    from multiprocessing.process import BaseProcess
+    from concurrent.futures import Executor, ProcessPoolExecutor
+    from types import FrameType
 
     from shardset.dataset.discover import ShardSource
 
@@ -29,7 +23,6 @@ Answer = TypeVar("Answer")
 
 SMALL: Final = 64 << 20
 """Shards of fewer bytes in all are indexed faster in this process than a pool starts."""
-_GRACE: Final = 0.5
 
 
 def num_workers(workers: int | None, tasks: int, size: int, *, most: int | None = None) -> int:
@@ -77,12 +70,12 @@ def task_pool(
     elif not workers:
         yield map
     else:
-        with ProcessPoolExecutor(workers, _context(), _begin_worker) as pool:
+        with new_pool(workers, __package__) as pool:
             try:
                 yield partial(_map_over, pool, needs_main)
             except BaseException:
-                with _interrupts_held():
-                    _stop(pool)
+                with interrupts_held():
+                    stop_pool(pool)
                 raise
 
 
@@ -90,85 +83,8 @@ def _map_over(
     pool: ProcessPoolExecutor, needs_main: bool, function: Callable[[Task], Answer], tasks: list[Task]
 ) -> Iterable[Answer]:
     """Hand in all tasks, which starts the workers."""
-    if sys.platform != "win32":
-        resource_tracker.ensure_running()  # here, because it lets interrupts through when it has started
-    with _interrupts_held(), nullcontext() if needs_main else _without_main():
+    with starting(needs_main=needs_main):
         return pool.map(partial(_work, function), tasks)
-
-
-def _stop(pool: ProcessPoolExecutor) -> None:
-    """Stop a pool after Ctrl-C, most of all: what takes longer is not waited for, since it can be done again."""
-    processes = [*(pool._processes or {}).values()]  # noqa: SLF001 - what ends them is public from Python 3.14 on
-    manager: Any = pool._executor_manager_thread  # noqa: SLF001
-    pool.shutdown(wait=False, cancel_futures=True)
-    if manager is not None:
-        # In Python 3.11 that thread stumbles, aloud, over cancelled tasks that it has not yet dropped.
-        manager.join(_GRACE)
-    running: dict[Any, BaseProcess] = {process.sentinel: process for process in processes}
-    for process in running.values():
-        process.terminate()
-    deadline = time.monotonic() + _GRACE
-    while running and (left := deadline - time.monotonic()) > 0:
-        for sentinel in connection.wait(running, left):
-            del running[sentinel]
-    for process in running.values():
-        process.kill()
-
-
-def _context() -> BaseContext:
-    # A server process that has the modules loaded forks clean workers: neither this process's threads and locks nor a
-    # fresh start for each worker.
-    if sys.platform == "win32":
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__package__])
-    return context
-
-
-@contextmanager
-def _without_main() -> Iterator[None]:
-    """Let there seem to be no main module to be imported by the workers that start in this block."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Keep Ctrl-C from this thread until the block ends, and for good from the processes that start in it.
-
-    What is interrupted in its first moments prints a traceback, whoever waits for its end: a process, before it can
-    ignore the signal, and one that gets but half of what it is to do.
-    """
-    came: list[tuple[int, FrameType | None]] = []
-    handler = signal.getsignal(signal.SIGINT)
-    # The signal may reach another thread. Its handler runs in the main thread, which alone may set one.
-    swaps = callable(handler) and threading.current_thread() is threading.main_thread()
-    if swaps:
-        signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if sys.platform != "win32" else None
-    try:
-        yield
-    finally:
-        if mask is not None:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if swaps:
-            signal.signal(signal.SIGINT, handler)
-        if came and callable(handler):
-            handler(*came[0])
-
-
-def _begin_worker() -> None:
-    """Prepare a worker process: it ends when its parent does, and leaves Ctrl-C to that."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Between tasks there is nothing to be put away, and an exception would be told as one of the pool's own.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
 
 
 def _leave(number: int, _: FrameType | None) -> None:
@@ -187,9 +103,4 @@ def _work(function: Callable[[Task], Answer], task: Task) -> Answer:
         pass
     # Not before the exception is gone, and with it all that it kept from being closed. A pool would go on with the next
     # task.
-    os._exit(1)
-
-
-def _end_with(sentinel: Any) -> None:
-    connection.wait([sentinel])
     os._exit(1)

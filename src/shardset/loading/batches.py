@@ -1,0 +1,375 @@
+"""One batch of a rank: read, decoded in threads or processes, faults settled.
+
+A `Maker` has what all batches of a pass have in common. `Making` is one batch on its way: `tasks` may be carried out by
+any threads, `finish` is for the thread that wants the batch.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from shardset.decoding.batches import stack
+from shardset.decoding.registry import field_error
+from shardset.errors import MissingExtraError, MissingFieldError, NoSamplesError, SampleError
+from shardset.policy import Place
+
+from .payloads import Failure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from shardset.decoding.batches import BatchDecoder, FieldBatch
+    from shardset.policy import Policy, Report
+
+    from .blocks import Share
+    from .feed import Feed
+    from .payloads import PayloadReader, Window
+
+    Int64s = NDArray[np.int64]
+    Sample = dict[str, Any]
+    Map = Callable[[Sample], Sample]
+
+logger = logging.getLogger(__name__)
+
+_AT_ONCE: Final = 8
+"""Samples that one task decodes: fewer cost more in handing over, more leave threads without work at a batch's end."""
+_ATTEMPTS: Final = 64
+
+
+class Origin(NamedTuple):
+    """Which sample stands at a place of a batch: its view, its number in the dataset, its position, its seed."""
+
+    source: int
+    sample: int
+    epoch: int
+    position: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """What the batches of a pass have in common.
+
+    Attributes:
+        feed: What comes when.
+        readers: For each view of the feed, what reads its samples.
+        names: For each view, what batches call it; None where there is one.
+        decoder: Turns payloads into values.
+        decodes: Whether it does anything; otherwise all fields stay bytes.
+        maps: Called with each sample, a dict, in this order; each gives another.
+        as_samples: Samples are wanted one by one, by `maps` or by who puts the batch together.
+        elsewhere: Decodes and maps samples in another process; None for this one.
+        policy: What to do about samples that cannot be given.
+        report: Where that is counted.
+        seed: Of the order, and of augmentations.
+        substitutes: A sample that is skipped is replaced; otherwise it is left out.
+    """
+
+    feed: Feed
+    readers: Sequence[PayloadReader]
+    names: tuple[str, ...] | None
+    decoder: BatchDecoder
+    decodes: bool
+    maps: tuple[Map, ...]
+    as_samples: bool
+    elsewhere: Callable[[list[Sample], dict[str, str], tuple[int, int] | None], list[Sample | Exception]] | None
+    policy: Policy
+    report: Report
+    seed: int
+    substitutes: bool
+
+    def kind_of(self, name: str) -> str:
+        """Return the field that a name in the batch is decoded like."""
+        options = self.decoder.options
+        return name if options is not None and name in options.fields else self.readers[0].fields.kind_of(name)
+
+    def shard_url(self, origin: Origin) -> str:
+        """Return the url of the shard that a sample is of."""
+        dataset = self.readers[origin.source].dataset
+        group, row, first_shard = dataset.catalog.locate(origin.sample)
+        return dataset.shard_entry(first_shard + int(group.shard_at[row])).url
+
+    def settle(self, failure: Failure) -> None:
+        """Raise a failure, or count it and go on, as the policy says.
+
+        Raises:
+            Exception: The failure's own error.
+        """
+        otherwise = self.policy.on_missing if failure.code == "missing_field" else self.policy.on_error
+        action = self.policy.action(failure.code, otherwise)
+        if action == "raise":
+            if not isinstance(failure.error, SampleError):  # which says so itself
+                failure.error.add_note(f"met at sample {failure.place.key!r}")
+            raise failure.error
+        self.report.add(failure.code, failure.place)
+        if action == "warn":
+            logger.warning("skipped: %s", failure.error)
+
+
+class Making:
+    """A batch on its way.
+
+    Attributes:
+        share: What is to come.
+        origins: Where each sample is from.
+        rows: For each sample its key and payloads by field; None where one was left out.
+        fields: For each field, what it is decoded into.
+        samples: Each sample as a dict; empty where samples are not wanted one by one.
+        kept: Places of the samples that were not left out, after `finish`.
+        ends: int64, in packs: the sample behind the last of each pack, among those that were not left out.
+    """
+
+    def __init__(self, maker: Maker, share: Share, windows: Sequence[Window]) -> None:
+        """Read what the batch needs, and look at headers."""
+        self._maker = maker
+        self.share = share
+        self._windows = windows
+        self.origins = _origins(share, maker.seed)
+        self._failures: dict[int, Failure] = {}
+        self.rows: list[Sample | None] = []
+        for place, row in enumerate(self._read(share, windows)):
+            if isinstance(row, Failure):
+                self._failures[place] = row
+            self.rows.append(None if isinstance(row, Failure) else row)
+        there = [row for row in self.rows if row is not None]
+        names = list(dict.fromkeys(name for row in there for name in row if name != "__key__"))
+        buckets = share.picks.buckets
+        self._shape = shape = maker.feed.shape(int(buckets[0])) if buckets is not None and len(buckets) else None
+        self.fields: dict[str, FieldBatch] = {
+            name: maker.decoder.begin(maker.kind_of(name), [row and row.get(name) for row in self.rows], shape=shape)
+            for name in names
+        }
+        self._kinds = {name: maker.kind_of(name) for name in names}
+        self.samples: list[Any] = [None] * len(self.rows) if maker.as_samples else []
+        self.kept: list[int] = []
+        self._ready: dict[str, Any] | None = None
+        self.ends: Int64s | None = None
+
+    def _read(self, share: Share, windows: Sequence[Window]) -> list[Sample | Failure]:
+        maker, picks = self._maker, share.picks
+        copy = not maker.decodes or maker.elsewhere is not None
+        if picks.sources is None:
+            return maker.readers[0].read(picks.samples, windows[0], copy=copy)
+        rows: list[Any] = [None] * len(picks.samples)
+        for source in np.unique(picks.sources).tolist():
+            places = np.flatnonzero(picks.sources == source)
+            found = maker.readers[source].read(picks.samples[places], windows[source], copy=copy)
+            for place, row in zip(places.tolist(), found, strict=True):
+                rows[place] = row
+        return rows
+
+    # In any threads.
+
+    def tasks(self) -> list[Callable[[], None]]:
+        """Return what is to be done before `finish`, in any order and by any threads."""
+        if not self._maker.as_samples and not self._maker.decodes:
+            self._make_plain()  # not worth a thread
+            return []
+        starts = range(0, len(self.rows), _AT_ONCE)
+        return [partial(self._make_some, start, min(start + _AT_ONCE, len(self.rows))) for start in starts]
+
+    def _make_plain(self) -> None:
+        """Take payloads as they are."""
+        rows = self.rows
+        if self._failures or any(row is None or len(row) != len(self.fields) + 1 for row in rows):
+            self._make_some(0, len(rows))
+        else:
+            self._ready = {name: stack([row[name] for row in rows if row is not None]) for name in self.fields}
+
+    def _make_some(self, start: int, stop: int) -> None:
+        places = [place for place in range(start, stop) if place not in self._failures]
+        if self._maker.elsewhere is not None:
+            self._make_elsewhere(places)
+            return
+        for place in places:
+            failure = self._make(place)
+            if failure is not None:
+                self._failures[place] = failure
+
+    def _make(self, place: int) -> Failure | None:
+        """Decode a sample, and give it to the functions of `map`; return why that cannot be."""
+        row, seed, maker = self.rows[place], self.origins[place].seed, self._maker
+        assert row is not None  # noqa: S101 - it was read
+        for name, batch in self.fields.items():
+            if name not in row:
+                if name not in maker.policy.defaults:
+                    return self._lack(place, row, name)
+                batch.put(place, maker.policy.defaults[name])
+                maker.report.add("missing_field", Place(maker.shard_url(self.origins[place]), key=row["__key__"]))
+                continue
+            try:
+                batch.decode(place, row[name], seed)
+            except MissingExtraError:
+                raise
+            except Exception as error:  # noqa: BLE001 - decoders raise anything; the policy decides
+                failure = self._failed(place, row, name, error)
+                if name not in maker.policy.defaults:
+                    return failure
+                batch.put(place, maker.policy.defaults[name])
+                maker.report.add(failure.code, failure.place)
+        if self.samples:
+            self.samples[place] = apply_maps(maker.maps, self.sample(place))
+        return None
+
+    def _make_elsewhere(self, places: list[int]) -> None:
+        """Do what `_make` does in another process."""
+        assert self._maker.elsewhere is not None  # noqa: S101 - by who calls
+        sent: list[Sample] = []
+        asked: list[int] = []
+        for place in places:
+            row = self.rows[place]
+            assert row is not None  # noqa: S101 - it was read
+            lacking = next((name for name in self.fields if name not in row), None)
+            if lacking is not None and lacking not in self._maker.policy.defaults:
+                self._failures[place] = self._lack(place, row, lacking)
+                continue
+            sent.append({**{name: row.get(name) for name in self.fields}, **self._about(place)})
+            asked.append(place)
+        for place, answer in zip(asked, self._maker.elsewhere(sent, self._kinds, self._shape), strict=True):
+            if isinstance(answer, Exception):
+                row = self.rows[place] or {}
+                self._failures[place] = self._failed(place, row, getattr(answer, "field", None), answer)
+            else:
+                self.samples[place] = answer
+
+    def _lack(self, place: int, row: Sample, name: str) -> Failure:
+        key, shard = row["__key__"], self._maker.shard_url(self.origins[place])
+        what = f"sample {key!r} has no field {name!r}, which others of its batch have"
+        hint = "name the fields that all samples have, or give a default: Policy(defaults={...})"
+        error = MissingFieldError(what, field=name, shard=shard, key=key, hint=hint)
+        return Failure("missing_field", error, Place(shard, key=key, message=what))
+
+    def _failed(self, place: int, row: Sample, name: str | None, error: Exception) -> Failure:
+        key, shard = row["__key__"], self._maker.shard_url(self.origins[place])
+        placed = field_error(error, name or "?", shard=shard, key=key)
+        placed.__cause__ = error
+        return Failure("decode_failed", placed, Place(shard, key=key, message=placed.message))
+
+    def _about(self, place: int) -> Sample:
+        """Return what is said of a sample beside its fields."""
+        origin, row = self.origins[place], self.rows[place] or {}
+        about = {
+            "__key__": row["__key__"],
+            "__shard__": self._maker.shard_url(origin),
+            "__index__": origin.sample,
+            "__seed__": origin.seed,
+        }
+        if self._maker.names is not None:
+            about["__source__"] = self._maker.names[origin.source]
+        return about
+
+    def sample(self, place: int) -> Sample:
+        """Return a decoded sample as the functions of `map` and `collate` get it."""
+        return {**{name: batch.value(place) for name, batch in self.fields.items()}, **self._about(place)}
+
+    # In the thread that wants the batch, when all tasks are done.
+
+    def finish(self) -> dict[str, Any]:
+        """Settle what failed, and return the values of each field; none where samples are wanted one by one.
+
+        Raises:
+            Exception: A sample cannot be given, and the policy says to raise.
+            NoSamplesError: None of many spare samples could be given either.
+        """
+        for place in sorted(self._failures):
+            self._replace(place, self._failures[place])
+        self.kept = [place for place, row in enumerate(self.rows) if row is not None]
+        ends = self.share.picks.ends
+        self.ends = None if ends is None else np.searchsorted(np.array(self.kept, np.int64), ends)
+        if self.samples:
+            self.samples = [self.samples[place] for place in self.kept]
+            return {}
+        if self._ready is not None:
+            return self._ready
+        if len(self.kept) == len(self.rows):
+            return {name: batch.finish() for name, batch in self.fields.items()}
+        return {name: stack([batch.value(place) for place in self.kept]) for name, batch in self.fields.items()}
+
+    def _replace(self, place: int, failure: Failure) -> None:
+        """Put another sample in the place of one that failed, or leave it out, as the policy says."""
+        maker, position = self._maker, self.origins[place]
+        defaults = maker.policy.defaults
+        if self.rows[place] is None and self.fields and all(name in defaults for name in self.fields):
+            self._mark(place, failure)
+            return
+        maker.settle(failure)
+        self.rows[place] = None
+        if not maker.substitutes or self.share.picks.ends is not None:
+            return
+        for attempt in range(_ATTEMPTS):
+            source, number = maker.feed.spare(position.epoch, position.position, attempt)
+            reader = maker.readers[source]
+            self.origins[place] = position._replace(source=source, sample=number)
+            row = reader.read(np.array([number], np.int64), self._windows[source], copy=True)[0]
+            if not isinstance(row, Failure):
+                self.rows[place] = row
+                again = self._again(place)
+                if again is None:
+                    maker.report.add("substituted", failure.place)
+                    return
+                row = again
+            maker.settle(row)
+        raise NoSamplesError(
+            f"none of {_ATTEMPTS} spare samples could be given either",
+            shard=failure.place.shard,
+            key=failure.place.key,
+            hint="most of the data cannot be read or decoded: loader.report says why",
+        ) from failure.error
+
+    def _again(self, place: int) -> Failure | None:
+        if self._maker.elsewhere is None:
+            return self._make(place)
+        self._failures.pop(place, None)
+        self._make_elsewhere([place])
+        return self._failures.get(place)
+
+    def _mark(self, place: int, failure: Failure) -> None:
+        """Give the defaults for a sample that could not be read at all."""
+        maker = self._maker
+        dataset = maker.readers[self.origins[place].source].dataset
+        group, row, _ = dataset.catalog.locate(self.origins[place].sample)
+        self.rows[place] = {"__key__": group.key(row)}
+        for name, batch in self.fields.items():
+            batch.put(place, maker.policy.defaults[name])
+        maker.report.add(failure.code, failure.place)
+        if self.samples:
+            self.samples[place] = apply_maps(maker.maps, self.sample(place))
+
+
+def apply_maps(maps: Sequence[Map], sample: Sample) -> Sample:
+    """Return what functions make of a sample, one after the other.
+
+    Raises:
+        TypeError: One gives no dict.
+        Exception: Whatever one raises, with a note on which sample it was.
+    """
+    for function in maps:
+        name = getattr(function, "__qualname__", None) or repr(function)
+        try:
+            made: Any = function(sample)
+        except Exception as error:
+            error.add_note(f"in {name}, called with sample {sample.get('__key__')!r} of {sample.get('__shard__')}")
+            raise
+        if not isinstance(made, dict):
+            what = f"{name} returned {type(made).__name__} for sample {sample.get('__key__')!r}"
+            raise TypeError(f"{what}: a function of map gives a dict")
+        sample = made
+    return sample
+
+
+def _origins(share: Share, seed: int) -> list[Origin]:
+    picks = share.picks
+    columns: list[NDArray[Any]] = [share.epochs, share.positions, share.seeds(seed)]
+    if picks.ends is not None:
+        counts = np.diff(picks.ends, prepend=0)
+        columns = [np.repeat(column, counts) for column in columns]
+    sources: NDArray[Any] = np.zeros(len(picks.samples), np.int32) if picks.sources is None else picks.sources
+    numbers = [sources, picks.samples, *columns]
+    return list(map(Origin, *(column.tolist() for column in numbers)))

@@ -1,0 +1,174 @@
+"""Putting a batch together: fields, packs, what a batch says of its samples, and tensors."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardset.dataset.reading import by_group
+from shardset.decoding.batches import stack
+from shardset.errors import MissingExtraError, ShardsetError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from shardset.dataset.dataset import Dataset
+    from shardset.index.catalog import Group
+
+    from .batches import Maker, Making
+
+    Int64s = NDArray[np.int64]
+
+OWN = ("__key__", "__shard__", "__index__", "__seed__", "__source__")
+"""What each sample says of itself, and functions of `map` may leave out."""
+
+
+def columns_of(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return samples as one batch: the values of each name stacked, or listed.
+
+    Raises:
+        ValueError: Some samples have a name that others lack.
+    """
+    names = [name for name in samples[0] if name not in OWN] if samples else []
+    for sample in samples:
+        here = [name for name in sample if name not in OWN]
+        if set(here) != set(names):
+            what = ", ".join(map(repr, sorted(set(here) ^ set(names))))
+            raise ValueError(f"sample {sample.get('__key__')!r} differs from others of its batch in {what}")
+    return {name: stack([sample[name] for sample in samples]) for name in names}
+
+
+def describe(maker: Maker, making: Making) -> dict[str, Any]:
+    """Return what a batch says of its samples: keys, shards, offsets, numbers, sources, repeats."""
+    origins = [making.origins[place] for place in making.kept]
+    rows = [making.rows[place] for place in making.kept]
+    samples = np.array([origin.sample for origin in origins], np.int64)
+    shards: list[str] = [""] * len(origins)
+    offsets = np.zeros(len(origins), np.int64)
+    sources = np.array([origin.source for origin in origins], np.int32)
+    for source in np.unique(sources).tolist():
+        dataset = maker.readers[source].dataset
+        places = np.flatnonzero(sources == source)
+        found = by_group(dataset.catalog, samples[places], partial(_places_of, dataset))
+        for place, (shard, offset) in zip(places.tolist(), found, strict=True):
+            shards[place], offsets[place] = shard, offset
+    about: dict[str, Any] = {
+        "__key__": [row["__key__"] for row in rows if row is not None],
+        "__shard__": shards,
+        "__offset__": offsets,
+        "__index__": samples,
+    }
+    if maker.names is not None:
+        about["__source__"] = [maker.names[origin.source] for origin in origins]
+    repeated = making.share.epochs > making.share.epochs[0] if len(making.share.epochs) else np.zeros(0, np.bool_)
+    if making.share.picks.repeated is not None:
+        repeated |= making.share.picks.repeated
+    if repeated.any():
+        about["__repeated__"] = repeated[making.kept] if making.share.picks.ends is None else repeated
+    return about
+
+
+def _places_of(
+    dataset: Dataset, group: Group, rows: Int64s, first_shard: int, _first_sample: int
+) -> list[tuple[str, int]]:
+    """Return, for samples of a group, the url of the shard and the offset in it."""
+    shards = group.shard[rows]
+    urls = {shard: dataset.shard_entry(first_shard + shard).url for shard in np.unique(shards).tolist()}
+    return list(zip(map(urls.__getitem__, shards.tolist()), group.offset[group.first[rows]].tolist(), strict=True))
+
+
+def packed(batch: dict[str, Any], ends: Int64s, size: int) -> dict[str, Any]:
+    """Return a batch of packs in place of one of samples.
+
+    Args:
+        batch: Values by field, a value a sample.
+        ends: int64, the sample behind the last of each pack.
+        size: The most that the lengths of a pack add up to.
+
+    Returns:
+        For a field of arrays of one dimension, that fit: one array of shape (packs, size), the samples of a pack one
+        behind the other, zeros behind the last; and under ``NAME__lengths`` a list with the lengths of the samples of
+        each pack (int64). For any other field, a list with a list of values for each pack.
+    """
+    spans = list(zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True))
+    made: dict[str, Any] = {}
+    for name, values in batch.items():
+        if name.startswith("__"):
+            made[name] = [values[start:stop] for start, stop in spans]
+            continue
+        joined = _joined(list(values), spans, size)
+        if joined is None:
+            made[name] = [list(values[start:stop]) for start, stop in spans]
+        else:
+            made[name], made[f"{name}__lengths"] = joined
+    return made
+
+
+def _joined(values: list[Any], spans: list[tuple[int, int]], size: int) -> tuple[NDArray[Any], list[Int64s]] | None:
+    """Return the arrays of each pack one behind the other, and their lengths; None if they cannot be put so."""
+    if not all(isinstance(value, np.ndarray) and value.ndim == 1 for value in values):
+        return None
+    kinds = {value.dtype for value in values} or {np.dtype(np.int64)}
+    lengths = [np.array([len(value) for value in values[start:stop]], np.int64) for start, stop in spans]
+    if len(kinds) > 1 or any(int(each.sum()) > size for each in lengths):
+        return None
+    joined = np.zeros((len(spans), size), kinds.pop())
+    for row, (start, stop) in zip(joined, spans, strict=True):
+        if start < stop:
+            together = np.concatenate(values[start:stop])
+            row[: len(together)] = together
+    return joined, lengths
+
+
+def as_tensors(batch: dict[str, Any], *, pin: bool) -> dict[str, Any]:
+    """Return a batch with tensors in place of arrays, in lists, tuples and dicts too, over the same memory.
+
+    Copied is what torch cannot share: arrays that may not be written to, of the other byte order, or that run
+    backwards. Arrays of types that torch has not, such as texts, stay arrays.
+
+    Args:
+        batch: Values by field.
+        pin: Give tensors in pinned memory; they are copies.
+
+    Raises:
+        MissingExtraError: torch is not installed.
+        ShardsetError: Memory is to be pinned, and torch finds nothing to pin it for.
+    """
+    try:
+        import torch  # type: ignore[import-not-found, unused-ignore]
+    except ImportError as error:
+        raise MissingExtraError("tensors need torch", extra="torch") from error
+
+    def convert(value: Any) -> Any:
+        kind = type(value)
+        if kind is np.ndarray:
+            return _tensor(value, torch.from_numpy, pin=pin)
+        if kind in {list, tuple} and value and isinstance(value[0], np.ndarray | list | tuple | dict):
+            return kind(map(convert, value))
+        if kind is dict:
+            return {name: convert(each) for name, each in value.items()}
+        return value
+
+    return {name: convert(value) for name, value in batch.items()}
+
+
+def _tensor(array: NDArray[Any], from_numpy: Callable[[NDArray[Any]], Any], *, pin: bool) -> Any:
+    if not (array.flags.writeable and array.dtype.isnative and all(stride >= 0 for stride in array.strides)):
+        array = array.astype(array.dtype.newbyteorder("="), order="C", copy=True)
+    try:
+        tensor = from_numpy(array)
+    except TypeError:  # texts, times, records, wide floats
+        return array
+    if not pin:
+        return tensor
+    try:
+        return tensor.pin_memory()
+    except RuntimeError as error:
+        raise ShardsetError(
+            f"memory cannot be pinned: {error}",
+            hint="pin where there is a GPU only: .torch(pin=torch.cuda.is_available())",
+        ) from error

@@ -1,0 +1,531 @@
+"""The exact loader: one order for any number of ranks, resumed to the sample."""
+
+from __future__ import annotations
+
+import operator
+import os
+from dataclasses import dataclass, replace
+from threading import Lock
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shardset.dataset.views import Bucketed, Packed
+from shardset.decoding.batches import BatchDecoder
+from shardset.decoding.options import Decode
+from shardset.policy import Report
+
+from .batches import Maker
+from .bucketing import BucketFeed
+from .collation import as_tensors, columns_of, describe, packed
+from .feeds import make_feed
+from .iteration import Pass
+from .loader_state import LoaderState, load_state, save_state
+from .metrics import Meter, Metrics, ProgressLine
+from .mixing import MixFeed, Mixture
+from .order import resolve
+from .payloads import PayloadReader, parse_fields
+from .ranks import find_share
+from .read_ahead import ReadAhead
+from .steps import TAILS, Steps, Tail
+from .trace import Traced, trace_positions
+from .workers import Workers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import TextIO
+
+    from shardset.policy import Policy
+
+    from .batches import Making, Map
+    from .bucketing import BucketSummary
+    from .feed import Feed
+    from .feeds import Made, Shuffling, Source
+    from .steps import Step
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """What a loader was asked to do; see `Loader`."""
+
+    batch_size: int
+    shuffle: Shuffling
+    rank: int | None
+    world_size: int | None
+    tail: Tail
+    fields: Any
+    decode: Decode | None
+    policy: Policy | None
+    read_ahead: ReadAhead
+    maps: tuple[Map, ...] = ()
+    processes: int = 0
+    collate: Callable[[list[dict[str, Any]]], Any] | None = None
+    tensors: bool = False
+    pin: bool = False
+    progress: TextIO | bool = False
+
+
+class _Place(NamedTuple):
+    """Where a loader stands: how many positions of an epoch have been given."""
+
+    epoch: int
+    position: int
+
+
+class Loader:
+    """Gives a dataset in batches, in an order that is the same for any number of ranks, and goes on where it stood.
+
+    Position `n` of an epoch is a function of (dataset, settings of the shuffle, seed, epoch, n). A step takes the next
+    ``batch_size * world_size`` positions, each rank its share. So the first `n` samples that are given are the same
+    whatever ranks and batch sizes share them, and step `k` is the same set of samples whenever that product is. A state
+    holds how many positions were given, and nothing about ranks: it is loaded on any number of ranks, with any batch
+    size.
+
+    Iteration goes through the rest of an epoch: after `load_state_dict` from where the state stood, otherwise from the
+    start. When an epoch has ended, the next iteration is of the next one.
+
+    A batch is a dict. Each field is an array with a row a sample, or a list; and the batch says of its samples
+    ``__key__``, ``__shard__`` (the url), ``__offset__`` (where the sample's first payload begins in it, in bytes) and
+    ``__index__`` (the number of the sample in its dataset), and of itself ``__epoch__`` and ``__position__`` (how many
+    positions of the epoch have been given with it). ``__repeated__`` is there where a sample comes twice in an epoch
+    (``tail="wrap"``, padded buckets), ``__source__`` in mixtures.
+
+    Nothing is opened before the first batch, or the length, is asked for. A loader pickles.
+
+    Args:
+        dataset: A `Dataset`, some of its samples (``ds.select(...)``), ``ds.bucketed(...)``, ``ds.packed(...)``, or a
+            mixture (`mix`).
+        batch_size: Samples in a batch of one rank; packs, where there are packs.
+        shuffle: False for the order of the dataset; True, or a `Shuffle` with sizes, to shuffle in windows that are
+            read in long runs; ``"full"`` to shuffle all samples, each read by itself.
+        seed: Another seed, another order.
+        rank: Which rank this is; by default from torch.distributed, or the variables RANK and WORLD_SIZE, else 0.
+        world_size: How many ranks there are.
+        tail: What becomes of the end of an epoch that fills no step: ``"drop"``; ``"wrap"`` fills it from the start of
+            the next epoch's order; ``"exact"`` gives a shorter step, in which some ranks may have one sample less, or
+            none. All ranks have the same number of steps.
+        fields: The fields to read; alternatives with semicolons (``"jpg;png"``, called by the first); a dict to give
+            names (``{"image": "jpg;png"}``). None for all.
+        decode: None for bytes as they are; True for arrays, texts, numbers and JSON by the names of the fields; a
+            `Decode` to say more.
+        policy: What to do about samples that cannot be read or decoded; by default the dataset's. A skipped sample is
+            replaced by another one that seed, epoch and position decide (with ``tail="exact"``, and in packs, it is
+            left out), and counted in `report`. A default for a field stands in for one that is missing or cannot be
+            decoded.
+        read_ahead: How far to work ahead.
+
+    Attributes:
+        report: What was skipped, replaced or left out on this rank, with places.
+
+    Raises:
+        ValueError: A number is out of range, or a word unknown.
+    """
+
+    def __init__(
+        self,
+        dataset: Source,
+        batch_size: int,
+        *,
+        shuffle: Shuffling = False,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        tail: Tail = "drop",
+        fields: str | Sequence[str] | Mapping[str, str] | None = None,
+        decode: bool | Decode | None = None,
+        policy: Policy | None = None,
+        read_ahead: ReadAhead | None = None,
+    ) -> None:
+        batch_size = operator.index(batch_size)
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}, not positive")
+        if tail not in TAILS:
+            raise ValueError(f"tail={tail!r}: it is one of {', '.join(map(repr, TAILS))}")
+        if (rank is None) != (world_size is None):
+            raise ValueError("rank and world_size are given together, or neither")
+        if rank is not None and world_size is not None and not 0 <= rank < world_size:
+            raise ValueError(f"rank {rank} of a world of {world_size}")
+        resolve(shuffle, 1, 1)  # a wrong setting is told here
+        self._source = dataset
+        self._options = _Options(
+            batch_size,
+            shuffle,
+            rank,
+            world_size,
+            tail,
+            parse_fields(fields),
+            Decode() if decode is True else decode or None,
+            policy,
+            read_ahead or ReadAhead(),
+        )
+        self._seed = operator.index(seed)
+        self._place = _Place(0, 0)
+        self._state: LoaderState | None = None
+        self._goes_on = False
+        self._is_worker_state = False
+        self._made: tuple[LoaderState | None, Made] | None = None
+        self._meter = Meter()
+        self._weights: dict[str, Any] | None = None
+        self._is_changed = False
+        self._lock = Lock()  # feeds are for one thread at a time, and one reads ahead
+        self.report = Report()
+
+    # What is to be done with samples.
+
+    def _with(self, **changes: Any) -> Loader:
+        made = object.__new__(type(self))
+        made.__setstate__(self.__getstate__())
+        made._options = replace(self._options, **changes)
+        return made
+
+    def map(self, function: Map, *, processes: int = 0) -> Loader:
+        """Return a loader that calls a function with each sample, and makes batches of what it gives.
+
+        Args:
+            function: Takes a dict of decoded fields, with ``__key__``, ``__shard__``, ``__index__`` and ``__seed__`` (a
+                number that depends on seed, epoch and position alone, for random augmentations); gives a dict.
+            processes: In how many processes samples are decoded and mapped, for functions that keep Python busy; 0 for
+                the threads of this one. The function must pickle then.
+
+        Raises:
+            ValueError: `processes` is negative.
+        """
+        if processes < 0:
+            raise ValueError(f"processes={processes}: it is 0 or more")
+        most = max(processes, self._options.processes)
+        return self._with(maps=(*self._options.maps, function), processes=most)
+
+    def collate(self, function: Callable[[list[dict[str, Any]]], Any]) -> Loader:
+        """Return a loader that has a function make each batch of a list of samples, as those of `map` are."""
+        return self._with(collate=function)
+
+    def torch(self, *, pin: bool = False) -> Loader:
+        """Return a loader whose arrays are tensors over the same memory; in pinned memory, copied there, if asked."""
+        return self._with(tensors=True, pin=pin)
+
+    def progress(self, stream: TextIO | None = None) -> Loader:
+        """Return a loader that shows on standard error, or a stream, how far the epoch is and what it waits for."""
+        return self._with(progress=stream or True)
+
+    # What there is.
+
+    @property
+    def dataset(self) -> Source:
+        """What is loaded."""
+        return self._source
+
+    @property
+    def seed(self) -> int:
+        """What the order follows from, with `epoch`."""
+        return self._seed
+
+    @property
+    def epoch(self) -> int:
+        """Which epoch this is: that of the batch given last, or of the next one if that was the last of its epoch."""
+        return self._place.epoch
+
+    @property
+    def position(self) -> int:
+        """How many positions of the epoch have been given, on all ranks together."""
+        return self._place.position
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in a batch of one rank."""
+        return self._options.batch_size
+
+    @property
+    def metrics(self) -> Metrics:
+        """What was done, and waited for, on this rank."""
+        return self._meter.metrics(self.report.counts)
+
+    @property
+    def buckets(self) -> list[BucketSummary]:
+        """What each bucket gives in an epoch; empty where there are no buckets."""
+        with self._lock:
+            feed = self._made_for(self.epoch).feed
+        return feed.table() if isinstance(feed, BucketFeed) else []
+
+    def _steps(self) -> Steps:
+        options = self._options
+        rank, world_size = options.rank, options.world_size
+        if rank is None or world_size is None:
+            share = find_share()
+            rank, world_size = share.rank, share.world_size
+        return Steps(options.batch_size, rank, world_size, options.tail)
+
+    @property
+    def rank(self) -> int:
+        """Which rank this is."""
+        return self._steps().rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        return self._steps().world_size
+
+    def _made_for(self, epoch: int) -> Made:
+        """Return what comes when in an epoch: as the state says in the epoch it is of, as was asked in all others."""
+        state = self._state if self._state is not None and self._state.epoch == epoch else None
+        # The datasets of a mixture go on from epoch to epoch, and so does what a state says of them.
+        if self._made is not None and (self._made[0] is state or isinstance(self._source, Mixture)):
+            return self._made[1]
+        made = make_feed(self._source, self._options.shuffle, self._seed, self._steps().size, state)
+        if state is None and self._weights is not None:
+            made.feed.load_state(self._weights)
+        self._made = state, made
+        return made
+
+    def __len__(self) -> int:
+        """Return how many steps an epoch has, from its start, the same on all ranks."""
+        return self.num_steps(self.epoch)
+
+    def num_steps(self, epoch: int) -> int:
+        """Return how many steps some epoch has; those of mixtures and packs are not all of one length."""
+        with self._lock:
+            return self._steps().left(self._made_for(epoch).feed, epoch, 0)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Move to the start of an epoch. Where the loader stands in that epoch already, it stays where it is."""
+        if epoch < 0:
+            raise ValueError(f"epoch {epoch}: epochs count from 0")
+        if epoch != self.epoch:
+            self._move(_Place(operator.index(epoch), 0))
+
+    def set_weights(self, weights: Mapping[str, float]) -> None:
+        """Change the shares of the datasets of a mixture, from the next step on; on all ranks at the same step.
+
+        States keep all such changes.
+
+        Raises:
+            TypeError: It is no mixture that is loaded.
+            ValueError: The weights are not those of the mixture's datasets, or none is above 0.
+        """
+        if not isinstance(self._source, Mixture):
+            raise TypeError(f"weights are for mixtures, which mix(...) makes, and this is {self._source!r}")
+        epoch, position = self._place
+        with self._lock:
+            feed = self._made_for(epoch).feed
+            assert isinstance(feed, MixFeed)  # noqa: S101 - of a mixture
+            feed.set_weights(epoch, position, weights)
+            self._weights = feed.state(epoch, position)
+        self._is_changed = True  # what was read ahead was read for the old ones
+
+    def _move(self, place: _Place) -> None:
+        self._place = place
+        self._goes_on = self._is_worker_state = False
+        if self._state is not None and self._state.epoch != place.epoch:
+            self._state = None
+
+    # Iteration.
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self._goes_on:
+            self._place = self._place._replace(position=0)
+        return self._batches()
+
+    def _batches(self) -> Iterator[Any]:
+        epoch, position = self._place
+        with self._lock:
+            steps, feed = self._steps(), self._made_for(epoch).feed
+            feed.account(epoch, self.report)
+        share = find_share()
+        stride = share.num_workers
+        skip = 0 if self._is_worker_state else share.worker
+        self._goes_on = False
+        line = self._progress_line()
+        total = steps.left(feed, epoch, 0) if line is not None else None
+        process, running, workers = os.getpid(), None, None
+        try:
+            workers = self._workers()
+            maker = self._maker(feed, workers)
+            running = self._pass(maker, steps, _Place(epoch, position), skip, stride)
+            while True:
+                self._meter.ask()
+                if os.getpid() != process:  # forked: the threads are in the parent
+                    process, workers, self._lock = os.getpid(), self._workers(), Lock()
+                    maker = self._maker(feed, workers)
+                    running = self._pass(maker, steps, self._place, 0, stride)
+                elif self._is_changed:
+                    running.close()
+                    running = self._pass(maker, steps, self._place, 0, stride)
+                self._is_changed = False
+                found = next(running, None)
+                if found is None:  # not a single step
+                    self._move(_Place(epoch + 1, 0))
+                    break
+                step, making, is_last = found
+                batch = self._complete(maker, making, epoch)
+                self._place = _Place(epoch + 1, 0) if is_last else _Place(epoch, step.stop + (stride - 1) * steps.size)
+                self._is_worker_state = stride > 1 and not is_last
+                self._meter.give(len(making.kept))
+                if line is not None:
+                    line.show(epoch, -(-step.stop // steps.size), total, self.metrics)
+                del found, making
+                yield batch
+                del batch
+                if is_last:  # moved on already: who counts the steps does not ask once more
+                    break
+            if line is not None:
+                line.show(epoch, total or 0, total, self.metrics, last=True)
+        finally:
+            if os.getpid() == process:
+                if running is not None:
+                    running.close()
+                if workers is not None:
+                    workers.close()
+
+    def _workers(self) -> Workers | None:
+        options = self._options
+        return Workers(options.processes, self._decode(), options.maps) if options.processes else None
+
+    def _decode(self) -> Decode | None:
+        """Return how fields are decoded: of buckets, as these say."""
+        decode = self._options.decode
+        if decode is None or not isinstance(self._source, Bucketed):
+            return decode
+        if not decode.orient:
+            raise ValueError("buckets are made of the sizes in which images are shown: orient=False does not fit them")
+        return replace(decode, crop=self._source.buckets.crop)
+
+    def _progress_line(self) -> ProgressLine | None:
+        wanted = self._options.progress
+        return None if wanted is False else ProgressLine(None if wanted is True else wanted)
+
+    def _pass(self, maker: Maker, steps: Steps, place: _Place, skip: int, stride: int) -> Any:
+        return iter(
+            Pass(
+                maker,
+                steps,
+                *place,
+                skip=skip,
+                stride=stride,
+                ahead=self._options.read_ahead,
+                meter=self._meter,
+                lock=self._lock,
+                workers=self._options.processes,
+            )
+        )
+
+    def _maker(self, feed: Feed, workers: Workers | None) -> Maker:
+        options = self._options
+        decoder = BatchDecoder(self._decode())
+        policy = options.policy or feed.views[0].dataset.policy
+        readers = [
+            PayloadReader(
+                view.dataset,
+                options.fields,
+                leave=lambda field: not decoder.reads(field),
+                policy=policy,
+                report=self.report,
+            )
+            for view in feed.views
+        ]
+        return Maker(
+            feed,
+            readers,
+            self._names,
+            decoder,
+            options.decode is not None,
+            options.maps,
+            bool(options.maps) or options.collate is not None,
+            workers,
+            policy,
+            self.report,
+            self._seed,
+            options.tail != "exact",
+        )
+
+    def _complete(self, maker: Maker, making: Making, epoch: int) -> Any:
+        """Put a batch together, when its tasks are done."""
+        options = self._options
+        step: Step = making.share.step
+        stamp = {"__epoch__": epoch, "__position__": step.stop}
+        values = making.finish()
+        if options.collate is not None:
+            batch = options.collate(making.samples)
+            if not isinstance(batch, dict):
+                return batch
+            batch = {**stamp, **batch}
+        else:
+            values = columns_of(making.samples) if maker.as_samples else values
+            batch = {**values, **describe(maker, making)}
+            if making.share.picks.ends is not None:
+                assert isinstance(self._source, Packed)  # noqa: S101 - nothing else has packs
+                assert making.ends is not None  # noqa: S101 - it was finished
+                batch = packed(batch, making.ends, self._source.pack.size)
+            batch |= stamp
+        return as_tensors(batch, pin=options.pin) if options.tensors else batch
+
+    # States.
+
+    def state_dict(self, batch: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return where the loader stands, as JSON of a few hundred bytes: no ranks, paths or credentials.
+
+        Args:
+            batch: A batch of this loader: the state is the one right after it was given. By default that of the last
+                batch given, which is not the last one that the trainer has seen where something else, such as workers
+                of a DataLoader or accelerate, fetches batches ahead of it.
+
+        Raises:
+            As `Dataset.catalog`.
+        """
+        epoch, position = self._place
+        worker = self._is_worker_state
+        with self._lock:
+            if batch is not None:
+                epoch, position, worker = int(batch["__epoch__"]), int(batch["__position__"]), False
+                if self._steps().after(self._made_for(epoch).feed, epoch, position) is None:  # it was the last one
+                    epoch, position = epoch + 1, 0
+            return save_state(self._made_for(epoch), self._seed, epoch, position, is_worker=worker)
+
+    def load_state_dict(self, state: Mapping[str, Any], *, appended: bool = False) -> None:
+        """Go on where a state stood: the next iteration gives what came next then. Seed and epoch are the state's.
+
+        What was asked of the shuffle holds again from the next epoch on; until then it is as in the state.
+
+        Args:
+            state: What `state_dict` gave, on any rank, with any batch size and number of ranks.
+            appended: Allow shards that were appended to the dataset since: they come from the next epoch on.
+
+        Raises:
+            StateError: It is of another dataset, or malformed; says what differs. Nothing was changed.
+        """
+        loaded = load_state(state, self._source, appended=appended)
+        made = make_feed(self._source, self._options.shuffle, loaded.seed, self._steps().size, loaded)
+        self._seed, self._state, self._made = loaded.seed, loaded, (loaded, made)
+        self._weights = loaded.feed if isinstance(self._source, Mixture) else None
+        self._place = _Place(loaded.epoch, loaded.position)
+        self._goes_on, self._is_worker_state = True, loaded.is_worker
+
+    def trace(
+        self, step: int | None = None, *, epoch: int | None = None, positions: tuple[int, int] | None = None
+    ) -> list[Traced]:
+        """Return which samples a step takes, on all ranks, without reading them: for the hunt after a loss spike.
+
+        Args:
+            step: Number of a step in its epoch, from 0, if all steps of that were as large as this loader's.
+            epoch: Which epoch; by default the present one.
+            positions: In place of a step: the half-open range of positions, such as the ``__position__`` of two batches
+                in a row.
+
+        Raises:
+            IndexError: The epoch has no such step or positions.
+            ValueError: Neither a step nor positions are given, or both.
+        """
+        epoch = self.epoch if epoch is None else operator.index(epoch)
+        with self._lock:
+            feed = self._made_for(epoch).feed
+            return trace_positions(feed, self._steps(), epoch, step=step, positions=positions, names=self._names)
+
+    @property
+    def _names(self) -> tuple[str, ...] | None:
+        return getattr(self._source, "names", None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What was measured and skipped stays with this one; the feed is made again from what it was made of.
+        return {name: value for name, value in vars(self).items() if name not in {"_made", "_meter", "_lock", "report"}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _made=None, _meter=Meter(), _lock=Lock(), report=Report())
+
+    def __repr__(self) -> str:
+        return f"Loader({self._source!r}, batch_size={self.batch_size}, epoch={self.epoch}, position={self.position})"
