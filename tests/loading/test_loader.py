@@ -442,13 +442,17 @@ def test_if_nothing_can_be_decoded_the_loader_says_so(tmp_path):
 
 def test_a_shard_that_vanishes_in_the_middle_of_an_epoch(tmp_path):
     write_dataset(tmp_path, shards=200, samples=4)
-    dataset = shardset.discover_dataset(tmp_path)
+    dataset = shardset.discover_dataset(tmp_path, store=LocalStore(max_open=8))
     loader = Loader(dataset, 4, fields=["txt"], policy=Policy("skip"), read_ahead=ReadAhead(batches=1))
     running = iter(loader)
     seen = [next(running)["__index__"].tolist()]
     (tmp_path / "shard-0150.tar").unlink()
     rest = [batch["__index__"].tolist() for batch in running]
     assert all(len(batch) == 4 for batch in rest)
+    (substitutes,) = [
+        batch for batch in Loader(dataset, 4, fields=["txt"], policy=Policy("skip")) if batch["__position__"] == 604
+    ]
+    assert substitutes["txt"] == [dataset[index]["txt"] for index in substitutes["__index__"].tolist()]
     missing = set(range(600, 604))
     assert set(itertools.chain(*seen, *rest)) == set(range(800)) - missing
     assert loader.report.counts == {"read_failed": 4, "substituted": 4}

@@ -163,18 +163,12 @@ class BatchReader:
         layout = self._common_layout(group, rows)
         if layout is not None and layout.is_record:
             return self._read_records(group, rows, first_shard, fields, copy=copy)
-        if layout is not None:
-            wanted = (
-                layout.positions if fields is None else {field: layout.positions.get(field, -1) for field in fields}
-            )
-            places = list(wanted.values())
-            payloads = self._payloads(group, rows, first_shard, places) if min(places, default=0) >= 0 else None
-            if payloads is not None:
-                keys = group.keys_of(rows)
-                columns: list[Iterable[Any]] = [payloads[place :: len(places)] for place in range(len(places))]
-                if copy:
-                    columns = [map(memoryview.tobytes, column) for column in columns]
-                return _make_dicts(list(wanted), keys, columns)
+        found = self.read_columns(group, rows, first_shard, fields)
+        if found is not None:
+            columns: list[Iterable[Any]] = list(found.values())
+            if copy:
+                columns = [map(memoryview.tobytes, column) for column in columns]
+            return _make_dicts(list(found), group.keys_of(rows), columns)
         # Fields that differ from sample to sample, lack or occur twice, sparse files, and what cannot be read at once:
         # one by one, but what costs a round trip each is fetched together beforehand.
         fetched = self._fetch(group, rows, first_shard, fields)
@@ -183,6 +177,31 @@ class BatchReader:
             for row in rows.tolist()
         )
         return (self._read_one(sample, fields, fetched, copy=copy) for sample in samples)
+
+    def read_columns(
+        self, group: Group, rows: Int64s, first_shard: int, fields: Sequence[str] | None
+    ) -> dict[str, list[memoryview]] | None:
+        """Read samples of one group that have the same fields, field by field.
+
+        Args:
+            group: The group.
+            rows: Numbers of samples within it.
+            first_shard: Number in the dataset of the group's first shard.
+            fields: Read only these; None for all.
+
+        Returns:
+            For each field its payloads as views, in the order asked. None for records, for samples whose fields differ,
+            lack or occur twice, for sparse files, and if one cannot be read while the policy says to leave it out.
+        """
+        layout = self._common_layout(group, rows)
+        if layout is None or layout.is_record:
+            return None
+        wanted = layout.positions if fields is None else {field: layout.positions.get(field, -1) for field in fields}
+        places = list(wanted.values())
+        payloads = self._payloads(group, rows, first_shard, places) if min(places, default=0) >= 0 else None
+        if payloads is None:
+            return None
+        return {field: payloads[place :: len(places)] for place, field in enumerate(wanted)}
 
     def read_field(
         self, group: Group, rows: Int64s, first_shard: int, first_sample: int, field: str, *, copy: bool

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -41,16 +41,6 @@ logger = logging.getLogger(__name__)
 _AT_ONCE: Final = 8
 """Samples that one task decodes: fewer cost more in handing over, more leave threads without work at a batch's end."""
 _ATTEMPTS: Final = 64
-
-
-class Origin(NamedTuple):
-    """Which sample stands at a place of a batch: its view, its number in the dataset, its position, its seed."""
-
-    source: int
-    sample: int
-    epoch: int
-    position: int
-    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +80,10 @@ class Maker:
         options = self.decoder.options
         return name if options is not None and name in options.fields else self.readers[0].fields.kind_of(name)
 
-    def shard_url(self, origin: Origin) -> str:
-        """Return the url of the shard that a sample is of."""
-        dataset = self.readers[origin.source].dataset
-        group, row, first_shard = dataset.catalog.locate(origin.sample)
+    def shard_url(self, source: int, sample: int) -> str:
+        """Return the url of the shard that a sample of a view is of."""
+        dataset = self.readers[source].dataset
+        group, row, first_shard = dataset.catalog.locate(sample)
         return dataset.shard_entry(first_shard + int(group.shard_at[row])).url
 
     def settle(self, failure: Failure) -> None:
@@ -118,7 +108,8 @@ class Making:
 
     Attributes:
         share: What is to come.
-        origins: Where each sample is from.
+        numbers: For each sample its number in its dataset; of a substitute, where one stands in.
+        sources: For each sample its view; None where there is one view.
         rows: For each sample its key and payloads by field; None where one was left out.
         fields: For each field, what it is decoded into.
         samples: Each sample as a dict; empty where samples are not wanted one by one.
@@ -131,33 +122,55 @@ class Making:
         self._maker = maker
         self.share = share
         self._windows = windows
-        self.origins = _origins(share, maker.seed)
+        picks = share.picks
+        self.numbers: list[int] = picks.samples.tolist()
+        self.sources: list[int] | None = None if picks.sources is None else picks.sources.tolist()
+        self._seeds: list[int] = []
+        if maker.decodes or maker.as_samples:
+            seeds = share.seeds(maker.seed)
+            self._seeds = (seeds if picks.ends is None else np.repeat(seeds, np.diff(picks.ends, prepend=0))).tolist()
         self._failures: dict[int, Failure] = {}
-        self.rows: list[Sample | None] = []
-        for place, row in enumerate(self._read(share, windows)):
-            if isinstance(row, Failure):
-                self._failures[place] = row
-            self.rows.append(None if isinstance(row, Failure) else row)
-        there = [row for row in self.rows if row is not None]
-        names = list(dict.fromkeys(name for row in there for name in row if name != "__key__"))
-        buckets = share.picks.buckets
-        self._shape = shape = maker.feed.shape(int(buckets[0])) if buckets is not None and len(buckets) else None
-        self.fields: dict[str, FieldBatch] = {
-            name: maker.decoder.begin(maker.kind_of(name), [row and row.get(name) for row in self.rows], shape=shape)
-            for name in names
-        }
-        self._kinds = {name: maker.kind_of(name) for name in names}
+        rows = self._read(share, windows)
+        for place in [place for place, row in enumerate(rows) if isinstance(row, Failure)]:
+            self._failures[place], rows[place] = rows[place], None
+        self.rows: list[Sample | None] = rows
+        buckets = picks.buckets
+        self._shape = maker.feed.shape(int(buckets[0])) if buckets is not None and len(buckets) else None
+        self.fields: dict[str, FieldBatch] = {}
+        self._kinds: dict[str, str] = {}
+        self._begin()
         self.samples: list[Any] = [None] * len(self.rows) if maker.as_samples else []
         self.kept: list[int] = []
         self._ready: dict[str, Any] | None = None
         self.ends: Int64s | None = None
 
-    def _read(self, share: Share, windows: Sequence[Window]) -> list[Sample | Failure]:
+    def _begin(self) -> None:
+        """Begin the fields of those samples that have been read."""
+        names: dict[str, None] = {}
+        seen: Any = None
+        for row in self.rows:
+            if row is not None and row.keys() != seen:
+                seen = row.keys()
+                names |= dict.fromkeys(seen)
+        names.pop("__key__", None)
+        for name in names:
+            self._kinds[name] = kind = self._maker.kind_of(name)
+            payloads = [row and row.get(name) for row in self.rows]
+            self.fields[name] = self._maker.decoder.begin(kind, payloads, shape=self._shape)
+
+    def _url(self, place: int) -> str:
+        return self._maker.shard_url(self._source(place), self.numbers[place])
+
+    def _source(self, place: int) -> int:
+        return 0 if self.sources is None else self.sources[place]
+
+    def _read(self, share: Share, windows: Sequence[Window]) -> list[Any]:
         maker, picks = self._maker, share.picks
         copy = not maker.decodes or maker.elsewhere is not None
         if picks.sources is None:
-            return maker.readers[0].read(picks.samples, windows[0], copy=copy)
-        rows: list[Any] = [None] * len(picks.samples)
+            rows: list[Any] = maker.readers[0].read(picks.samples, windows[0], copy=copy)
+            return rows
+        rows = [None] * len(picks.samples)
         for source in np.unique(picks.sources).tolist():
             places = np.flatnonzero(picks.sources == source)
             found = maker.readers[source].read(picks.samples[places], windows[source], copy=copy)
@@ -195,14 +208,14 @@ class Making:
 
     def _make(self, place: int) -> Failure | None:
         """Decode a sample, and give it to the functions of `map`; return why that cannot be."""
-        row, seed, maker = self.rows[place], self.origins[place].seed, self._maker
+        row, seed, maker = self.rows[place], self._seeds[place] if self._seeds else 0, self._maker
         assert row is not None  # noqa: S101 - it was read
         for name, batch in self.fields.items():
             if name not in row:
                 if name not in maker.policy.defaults:
                     return self._lack(place, row, name)
                 batch.put(place, maker.policy.defaults[name])
-                maker.report.add("missing_field", Place(maker.shard_url(self.origins[place]), key=row["__key__"]))
+                maker.report.add("missing_field", Place(self._url(place), key=row["__key__"]))
                 continue
             try:
                 batch.decode(place, row[name], seed)
@@ -240,29 +253,29 @@ class Making:
                 self.samples[place] = answer
 
     def _lack(self, place: int, row: Sample, name: str) -> Failure:
-        key, shard = row["__key__"], self._maker.shard_url(self.origins[place])
+        key, shard = row["__key__"], self._url(place)
         what = f"sample {key!r} has no field {name!r}, which others of its batch have"
         hint = "name the fields that all samples have, or give a default: Policy(defaults={...})"
         error = MissingFieldError(what, field=name, shard=shard, key=key, hint=hint)
         return Failure("missing_field", error, Place(shard, key=key, message=what))
 
     def _failed(self, place: int, row: Sample, name: str | None, error: Exception) -> Failure:
-        key, shard = row["__key__"], self._maker.shard_url(self.origins[place])
+        key, shard = row["__key__"], self._url(place)
         placed = field_error(error, name or "?", shard=shard, key=key)
         placed.__cause__ = error
         return Failure("decode_failed", placed, Place(shard, key=key, message=placed.message))
 
     def _about(self, place: int) -> Sample:
         """Return what is said of a sample beside its fields."""
-        origin, row = self.origins[place], self.rows[place] or {}
+        row = self.rows[place] or {}
         about = {
             "__key__": row["__key__"],
-            "__shard__": self._maker.shard_url(origin),
-            "__index__": origin.sample,
-            "__seed__": origin.seed,
+            "__shard__": self._url(place),
+            "__index__": self.numbers[place],
+            "__seed__": self._seeds[place],
         }
         if self._maker.names is not None:
-            about["__source__"] = self._maker.names[origin.source]
+            about["__source__"] = self._maker.names[self._source(place)]
         return about
 
     def sample(self, place: int) -> Sample:
@@ -294,22 +307,25 @@ class Making:
 
     def _replace(self, place: int, failure: Failure) -> None:
         """Put another sample in the place of one that failed, or leave it out, as the policy says."""
-        maker, position = self._maker, self.origins[place]
+        maker, share = self._maker, self.share
         defaults = maker.policy.defaults
         if self.rows[place] is None and self.fields and all(name in defaults for name in self.fields):
             self._mark(place, failure)
             return
         maker.settle(failure)
         self.rows[place] = None
-        if not maker.substitutes or self.share.picks.ends is not None:
+        if not maker.substitutes or share.picks.ends is not None:
             return
         for attempt in range(_ATTEMPTS):
-            source, number = maker.feed.spare(position.epoch, position.position, attempt)
-            reader = maker.readers[source]
-            self.origins[place] = position._replace(source=source, sample=number)
-            row = reader.read(np.array([number], np.int64), self._windows[source], copy=True)[0]
+            source, number = maker.feed.spare(int(share.epochs[place]), int(share.positions[place]), attempt)
+            self.numbers[place] = number
+            if self.sources is not None:
+                self.sources[place] = source
+            row = maker.readers[source].read(np.array([number], np.int64), self._windows[source], copy=True)[0]
             if not isinstance(row, Failure):
                 self.rows[place] = row
+                if not self.fields:  # none of the batch could be read
+                    self._begin()
                 again = self._again(place)
                 if again is None:
                     maker.report.add("substituted", failure.place)
@@ -333,8 +349,8 @@ class Making:
     def _mark(self, place: int, failure: Failure) -> None:
         """Give the defaults for a sample that could not be read at all."""
         maker = self._maker
-        dataset = maker.readers[self.origins[place].source].dataset
-        group, row, _ = dataset.catalog.locate(self.origins[place].sample)
+        dataset = maker.readers[self._source(place)].dataset
+        group, row, _ = dataset.catalog.locate(self.numbers[place])
         self.rows[place] = {"__key__": group.key(row)}
         for name, batch in self.fields.items():
             batch.put(place, maker.policy.defaults[name])
@@ -362,14 +378,3 @@ def apply_maps(maps: Sequence[Map], sample: Sample) -> Sample:
             raise TypeError(f"{what}: a function of map gives a dict")
         sample = made
     return sample
-
-
-def _origins(share: Share, seed: int) -> list[Origin]:
-    picks = share.picks
-    columns: list[NDArray[Any]] = [share.epochs, share.positions, share.seeds(seed)]
-    if picks.ends is not None:
-        counts = np.diff(picks.ends, prepend=0)
-        columns = [np.repeat(column, counts) for column in columns]
-    sources: NDArray[Any] = np.zeros(len(picks.samples), np.int32) if picks.sources is None else picks.sources
-    numbers = [sources, picks.samples, *columns]
-    return list(map(Origin, *(column.tolist() for column in numbers)))

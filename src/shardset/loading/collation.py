@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardset.dataset.reading import by_group
 from shardset.decoding.batches import stack
 from shardset.errors import MissingExtraError, ShardsetError
 
@@ -17,7 +15,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardset.dataset.dataset import Dataset
-    from shardset.index.catalog import Group
 
     from .batches import Maker, Making
 
@@ -44,41 +41,45 @@ def columns_of(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def describe(maker: Maker, making: Making) -> dict[str, Any]:
     """Return what a batch says of its samples: keys, shards, offsets, numbers, sources, repeats."""
-    origins = [making.origins[place] for place in making.kept]
-    rows = [making.rows[place] for place in making.kept]
-    samples = np.array([origin.sample for origin in origins], np.int64)
-    shards: list[str] = [""] * len(origins)
-    offsets = np.zeros(len(origins), np.int64)
-    sources = np.array([origin.source for origin in origins], np.int32)
-    for source in np.unique(sources).tolist():
-        dataset = maker.readers[source].dataset
-        places = np.flatnonzero(sources == source)
-        found = by_group(dataset.catalog, samples[places], partial(_places_of, dataset))
-        for place, (shard, offset) in zip(places.tolist(), found, strict=True):
-            shards[place], offsets[place] = shard, offset
-    about: dict[str, Any] = {
-        "__key__": [row["__key__"] for row in rows if row is not None],
-        "__shard__": shards,
-        "__offset__": offsets,
-        "__index__": samples,
-    }
-    if maker.names is not None:
-        about["__source__"] = [maker.names[origin.source] for origin in origins]
-    repeated = making.share.epochs > making.share.epochs[0] if len(making.share.epochs) else np.zeros(0, np.bool_)
-    if making.share.picks.repeated is not None:
-        repeated |= making.share.picks.repeated
-    if repeated.any():
-        about["__repeated__"] = repeated[making.kept] if making.share.picks.ends is None else repeated
+    kept = making.kept
+    rows: list[Any] = [making.rows[place] for place in kept]
+    samples = np.array(making.numbers, np.int64)[kept]
+    about: dict[str, Any] = {"__key__": [row["__key__"] for row in rows]}
+    if making.sources is None:
+        shards, offsets = _places(maker.readers[0].dataset, samples)
+    else:
+        sources = np.array(making.sources, np.int32)[kept]
+        shards, offsets = [""] * len(kept), np.zeros(len(kept), np.int64)
+        for source in np.unique(sources).tolist():
+            places = np.flatnonzero(sources == source)
+            found, offsets[places] = _places(maker.readers[source].dataset, samples[places])
+            for place, shard in zip(places.tolist(), found, strict=True):
+                shards[place] = shard
+    about |= {"__shard__": shards, "__offset__": offsets, "__index__": samples}
+    if maker.names is not None and making.sources is not None:
+        about["__source__"] = [maker.names[making.sources[place]] for place in kept]
+    share = making.share
+    padding = share.picks.repeated
+    if padding is not None or (len(share.epochs) and share.epochs[-1] > share.epochs[0]):
+        repeated = share.epochs > share.epochs[0] if padding is None else (share.epochs > share.epochs[0]) | padding
+        if repeated.any():
+            about["__repeated__"] = repeated[kept] if share.picks.ends is None else repeated
     return about
 
 
-def _places_of(
-    dataset: Dataset, group: Group, rows: Int64s, first_shard: int, _first_sample: int
-) -> list[tuple[str, int]]:
-    """Return, for samples of a group, the url of the shard and the offset in it."""
-    shards = group.shard[rows]
-    urls = {shard: dataset.shard_entry(first_shard + shard).url for shard in np.unique(shards).tolist()}
-    return list(zip(map(urls.__getitem__, shards.tolist()), group.offset[group.first[rows]].tolist(), strict=True))
+def _places(dataset: Dataset, samples: Int64s) -> tuple[list[str], Int64s]:
+    """Return, for samples of a dataset, the urls of their shards, and where their first payloads begin."""
+    catalog = dataset.catalog
+    shards, offsets = np.zeros(len(samples), np.int64), np.zeros(len(samples), np.int64)
+    groups = np.searchsorted(catalog.sample_starts, samples, side="right") - 1
+    for number in set(groups.tolist()):
+        here = groups == number
+        group, rows = catalog.group(number), samples[here] - catalog.sample_starts[number]
+        shards[here] = group.shard[rows] + catalog.shard_starts[number]
+        offsets[here] = group.offset[group.first[rows]]
+    numbers = shards.tolist()
+    urls = {number: dataset.shard_entry(number).url for number in set(numbers)}
+    return [urls[number] for number in numbers], offsets
 
 
 def packed(batch: dict[str, Any], ends: Int64s, size: int) -> dict[str, Any]:

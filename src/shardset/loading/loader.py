@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import operator
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shardset.dataset.views import Bucketed, Packed
 from shardset.decoding.batches import BatchDecoder
 from shardset.decoding.options import Decode
 from shardset.policy import Report
 
-from .batches import Maker
 from .bucketing import BucketFeed
-from .collation import as_tensors, columns_of, describe, packed
 from .feeds import make_feed
+from .fields import parse_fields
 from .iteration import Pass
 from .loader_state import LoaderState, load_state, save_state
 from .metrics import Meter, Metrics, ProgressLine
 from .mixing import MixFeed, Mixture
+from .options import Options
 from .order import resolve
-from .payloads import PayloadReader, parse_fields
 from .ranks import find_share
 from .read_ahead import ReadAhead
 from .steps import TAILS, Steps, Tail
 from .trace import Traced, trace_positions
-from .workers import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,32 +32,11 @@ if TYPE_CHECKING:
 
     from shardset.policy import Policy
 
-    from .batches import Making, Map
+    from .batches import Maker, Map
     from .bucketing import BucketSummary
     from .feed import Feed
     from .feeds import Made, Shuffling, Source
-    from .steps import Step
-
-
-@dataclass(frozen=True, slots=True)
-class _Options:
-    """What a loader was asked to do; see `Loader`."""
-
-    batch_size: int
-    shuffle: Shuffling
-    rank: int | None
-    world_size: int | None
-    tail: Tail
-    fields: Any
-    decode: Decode | None
-    policy: Policy | None
-    read_ahead: ReadAhead
-    maps: tuple[Map, ...] = ()
-    processes: int = 0
-    collate: Callable[[list[dict[str, Any]]], Any] | None = None
-    tensors: bool = False
-    pin: bool = False
-    progress: TextIO | bool = False
+    from .workers import Workers
 
 
 class _Place(NamedTuple):
@@ -145,7 +121,7 @@ class Loader:
             raise ValueError(f"rank {rank} of a world of {world_size}")
         resolve(shuffle, 1, 1)  # a wrong setting is told here
         self._source = dataset
-        self._options = _Options(
+        self._options = Options(
             batch_size,
             shuffle,
             rank,
@@ -164,6 +140,7 @@ class Loader:
         self._made: tuple[LoaderState | None, Made] | None = None
         self._meter = Meter()
         self._weights: dict[str, Any] | None = None
+        self._decoder: BatchDecoder | None = None
         self._is_changed = False
         self._lock = Lock()  # feeds are for one thread at a time, and one reads ahead
         self.report = Report()
@@ -244,23 +221,15 @@ class Loader:
             feed = self._made_for(self.epoch).feed
         return feed.table() if isinstance(feed, BucketFeed) else []
 
-    def _steps(self) -> Steps:
-        options = self._options
-        rank, world_size = options.rank, options.world_size
-        if rank is None or world_size is None:
-            share = find_share()
-            rank, world_size = share.rank, share.world_size
-        return Steps(options.batch_size, rank, world_size, options.tail)
-
     @property
     def rank(self) -> int:
         """Which rank this is."""
-        return self._steps().rank
+        return self._options.steps().rank
 
     @property
     def world_size(self) -> int:
         """How many ranks there are."""
-        return self._steps().world_size
+        return self._options.steps().world_size
 
     def _made_for(self, epoch: int) -> Made:
         """Return what comes when in an epoch: as the state says in the epoch it is of, as was asked in all others."""
@@ -268,7 +237,7 @@ class Loader:
         # The datasets of a mixture go on from epoch to epoch, and so does what a state says of them.
         if self._made is not None and (self._made[0] is state or isinstance(self._source, Mixture)):
             return self._made[1]
-        made = make_feed(self._source, self._options.shuffle, self._seed, self._steps().size, state)
+        made = make_feed(self._source, self._options.shuffle, self._seed, self._options.steps().size, state)
         if state is None and self._weights is not None:
             made.feed.load_state(self._weights)
         self._made = state, made
@@ -281,7 +250,7 @@ class Loader:
     def num_steps(self, epoch: int) -> int:
         """Return how many steps some epoch has; those of mixtures and packs are not all of one length."""
         with self._lock:
-            return self._steps().left(self._made_for(epoch).feed, epoch, 0)
+            return self._options.steps().left(self._made_for(epoch).feed, epoch, 0)
 
     def set_epoch(self, epoch: int) -> None:
         """Move to the start of an epoch. Where the loader stands in that epoch already, it stays where it is."""
@@ -325,7 +294,7 @@ class Loader:
     def _batches(self) -> Iterator[Any]:
         epoch, position = self._place
         with self._lock:
-            steps, feed = self._steps(), self._made_for(epoch).feed
+            steps, feed = self._options.steps(), self._made_for(epoch).feed
             feed.account(epoch, self.report)
         share = find_share()
         stride = share.num_workers
@@ -335,13 +304,13 @@ class Loader:
         total = steps.left(feed, epoch, 0) if line is not None else None
         process, running, workers = os.getpid(), None, None
         try:
-            workers = self._workers()
+            workers = self._options.workers(self._source)
             maker = self._maker(feed, workers)
             running = self._pass(maker, steps, _Place(epoch, position), skip, stride)
             while True:
                 self._meter.ask()
                 if os.getpid() != process:  # forked: the threads are in the parent
-                    process, workers, self._lock = os.getpid(), self._workers(), Lock()
+                    process, workers, self._lock = os.getpid(), self._options.workers(self._source), Lock()
                     maker = self._maker(feed, workers)
                     running = self._pass(maker, steps, self._place, 0, stride)
                 elif self._is_changed:
@@ -353,7 +322,7 @@ class Loader:
                     self._move(_Place(epoch + 1, 0))
                     break
                 step, making, is_last = found
-                batch = self._complete(maker, making, epoch)
+                batch = self._options.complete(self._source, maker, making, epoch)
                 self._place = _Place(epoch + 1, 0) if is_last else _Place(epoch, step.stop + (stride - 1) * steps.size)
                 self._is_worker_state = stride > 1 and not is_last
                 self._meter.give(len(making.kept))
@@ -372,19 +341,6 @@ class Loader:
                     running.close()
                 if workers is not None:
                     workers.close()
-
-    def _workers(self) -> Workers | None:
-        options = self._options
-        return Workers(options.processes, self._decode(), options.maps) if options.processes else None
-
-    def _decode(self) -> Decode | None:
-        """Return how fields are decoded: of buckets, as these say."""
-        decode = self._options.decode
-        if decode is None or not isinstance(self._source, Bucketed):
-            return decode
-        if not decode.orient:
-            raise ValueError("buckets are made of the sizes in which images are shown: orient=False does not fit them")
-        return replace(decode, crop=self._source.buckets.crop)
 
     def _progress_line(self) -> ProgressLine | None:
         wanted = self._options.progress
@@ -406,54 +362,9 @@ class Loader:
         )
 
     def _maker(self, feed: Feed, workers: Workers | None) -> Maker:
-        options = self._options
-        decoder = BatchDecoder(self._decode())
-        policy = options.policy or feed.views[0].dataset.policy
-        readers = [
-            PayloadReader(
-                view.dataset,
-                options.fields,
-                leave=lambda field: not decoder.reads(field),
-                policy=policy,
-                report=self.report,
-            )
-            for view in feed.views
-        ]
-        return Maker(
-            feed,
-            readers,
-            self._names,
-            decoder,
-            options.decode is not None,
-            options.maps,
-            bool(options.maps) or options.collate is not None,
-            workers,
-            policy,
-            self.report,
-            self._seed,
-            options.tail != "exact",
-        )
-
-    def _complete(self, maker: Maker, making: Making, epoch: int) -> Any:
-        """Put a batch together, when its tasks are done."""
-        options = self._options
-        step: Step = making.share.step
-        stamp = {"__epoch__": epoch, "__position__": step.stop}
-        values = making.finish()
-        if options.collate is not None:
-            batch = options.collate(making.samples)
-            if not isinstance(batch, dict):
-                return batch
-            batch = {**stamp, **batch}
-        else:
-            values = columns_of(making.samples) if maker.as_samples else values
-            batch = {**values, **describe(maker, making)}
-            if making.share.picks.ends is not None:
-                assert isinstance(self._source, Packed)  # noqa: S101 - nothing else has packs
-                assert making.ends is not None  # noqa: S101 - it was finished
-                batch = packed(batch, making.ends, self._source.pack.size)
-            batch |= stamp
-        return as_tensors(batch, pin=options.pin) if options.tensors else batch
+        # With the memory of the batches of passes before.
+        decoder = self._decoder = self._decoder or BatchDecoder(self._options.decode_of(self._source))
+        return self._options.maker(self._source, feed, decoder, workers, report=self.report, seed=self._seed)
 
     # States.
 
@@ -473,7 +384,9 @@ class Loader:
         with self._lock:
             if batch is not None:
                 epoch, position, worker = int(batch["__epoch__"]), int(batch["__position__"]), False
-                if self._steps().after(self._made_for(epoch).feed, epoch, position) is None:  # it was the last one
+                if (
+                    self._options.steps().after(self._made_for(epoch).feed, epoch, position) is None
+                ):  # it was the last one
                     epoch, position = epoch + 1, 0
             return save_state(self._made_for(epoch), self._seed, epoch, position, is_worker=worker)
 
@@ -490,7 +403,7 @@ class Loader:
             StateError: It is of another dataset, or malformed; says what differs. Nothing was changed.
         """
         loaded = load_state(state, self._source, appended=appended)
-        made = make_feed(self._source, self._options.shuffle, loaded.seed, self._steps().size, loaded)
+        made = make_feed(self._source, self._options.shuffle, loaded.seed, self._options.steps().size, loaded)
         self._seed, self._state, self._made = loaded.seed, loaded, (loaded, made)
         self._weights = loaded.feed if isinstance(self._source, Mixture) else None
         self._place = _Place(loaded.epoch, loaded.position)
@@ -514,7 +427,9 @@ class Loader:
         epoch = self.epoch if epoch is None else operator.index(epoch)
         with self._lock:
             feed = self._made_for(epoch).feed
-            return trace_positions(feed, self._steps(), epoch, step=step, positions=positions, names=self._names)
+            return trace_positions(
+                feed, self._options.steps(), epoch, step=step, positions=positions, names=self._names
+            )
 
     @property
     def _names(self) -> tuple[str, ...] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
     from shardset.index.catalog import Group, Layout, ShardEntry
     from shardset.policy import Report
     from shardset.storage.store import Reader
+
+    from .fields import Fields
 
     Int64s = NDArray[np.int64]
 
@@ -54,67 +55,16 @@ class Failure(NamedTuple):
     place: Place
 
 
-@dataclass(frozen=True, slots=True)
-class Fields:
-    """Which fields of samples are wanted, and what they are called in batches.
+class Columns(NamedTuple):
+    """Samples, field by field.
 
     Attributes:
-        names: For each name in a batch the fields that it may be, the first that is there being taken; None for all
-            fields, under their own names.
+        keys: Their keys.
+        fields: For each field, by its name in the batch, the payload of each sample.
     """
 
-    names: Mapping[str, tuple[str, ...]] | None
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether each field has one name, its own."""
-        return self.names is None or all(choices == (name,) for name, choices in self.names.items())
-
-    def kind_of(self, name: str) -> str:
-        """Return the field that a name in the batch is decoded like: the first of its alternatives."""
-        return name if self.names is None else self.names.get(name, (name,))[0]
-
-    def of_layout(self, layout: Layout) -> dict[str, str]:
-        """Return, for samples of a layout, the field behind each name."""
-        if self.names is None:
-            return {name: name for name in layout.fields}
-        return {
-            name: next((choice for choice in choices if choice in layout.positions), choices[0])
-            for name, choices in self.names.items()
-        }
-
-
-def parse_fields(fields: Sequence[str] | Mapping[str, str] | str | None) -> Fields:
-    """Read what a user says of fields.
-
-    Args:
-        fields: Names of fields; or for each name in the batch the field; alternatives separated by ``;``, under the
-            name of the first. None for all.
-
-    Raises:
-        ValueError: A name is empty, or occurs twice, or begins with two underscores, or there is none.
-        TypeError: A name is no text.
-    """
-    if fields is None:
-        return Fields(None)
-    names: dict[str, tuple[str, ...]] = {}
-    listed = [fields] if isinstance(fields, str) else fields
-    pairs = [(name, fields[name]) for name in fields] if isinstance(fields, dict) else [(None, each) for each in listed]
-    for given, spec in pairs:
-        if not isinstance(spec, str):
-            raise TypeError(f"a field is named by a text, not {spec!r}")
-        choices = tuple(choice.strip() for choice in spec.split(";"))
-        name = choices[0] if given is None else given
-        if not all(choices) or not name:
-            raise ValueError(f"an empty name of a field: {spec!r}")
-        if name.startswith("__"):
-            raise ValueError(f"{name!r}: names that begin with two underscores are for what batches say of themselves")
-        if name in names:
-            raise ValueError(f"field {name!r} is named twice")
-        names[name] = choices
-    if not names:
-        raise ValueError("no field is named; None stands for all of them")
-    return Fields(names)
+    keys: list[str]
+    fields: dict[str, list[bytes]]
 
 
 class Window:
@@ -238,9 +188,7 @@ class PayloadReader:
 
     def _members(self, group: Group, rows: Int64s) -> Iterator[tuple[Int64s, Int64s]]:
         """Yield wanted members of samples of one layout, a row a sample, with the places of the samples in `rows`."""
-        codes = group.layout[rows]
-        for code in range(len(group.layouts)) if len(group.layouts) == 1 else np.unique(codes).tolist():
-            places = np.arange(len(rows)) if len(group.layouts) == 1 else np.flatnonzero(codes == code)
+        for code, places in _by_layout(group, rows):
             first, layout = group.first[rows[places]].astype(np.int64), group.layouts[code]
             if layout.is_record:
                 yield first[:, None], places
@@ -312,6 +260,47 @@ class PayloadReader:
 
     # What is handed out.
 
+    def read_columns(self, samples: Int64s, window: Window) -> Columns | None:
+        """Read samples as bytes, field by field, in the order asked.
+
+        Args:
+            samples: Their numbers.
+            window: What has been read ahead.
+
+        Returns:
+            None if it is not as simple as that: where fields differ or are missing, in records, and if something cannot
+            be read. Then `read` tells each sample's fate.
+        """
+        reader = BatchReader(window, self._lenient, self._report, _ignore)
+        parts: list[tuple[Int64s, list[str], dict[str, list[bytes]]]] = []
+        for places, group, first_shard, rows in self._by_group(samples):
+            code = int(group.layout[rows[0]]) if len(rows) else -1
+            if code < 0 or code == group.record_layout or not (group.layout[rows] == code).all():
+                return None
+            chosen, names = self._column_names(group.layouts[code])
+            if names is None:
+                return None
+            found = reader.read_columns(group, rows, first_shard, chosen)
+            if found is None:
+                return None
+            copies = [list(map(memoryview.tobytes, column)) for column in found.values()]
+            parts.append((places, group.keys_of(rows), dict(zip(names, copies, strict=True))))
+        if len(parts) == 1:
+            return Columns(*parts[0][1:])
+        return _merged(parts, len(samples))
+
+    def _column_names(self, layout: Layout) -> tuple[list[str] | None, list[str] | None]:
+        """Return the fields to read of samples of a layout, and what they are called; no names if it is not so simple.
+
+        Of the fields, None stands for all.
+        """
+        if self.fields.names is None and not any(map(self._leave, layout.fields)):
+            return None, list(layout.positions)
+        chosen = self.fields.of_layout(layout)
+        if len(set(chosen.values())) < len(chosen) or any(map(self._leave, chosen.values())):
+            return None, None
+        return list(chosen.values()), list(chosen)
+
     def read(self, samples: Int64s, window: Window, *, copy: bool) -> list[dict[str, Any] | Failure]:
         """Read samples, in the order asked.
 
@@ -332,20 +321,25 @@ class PayloadReader:
 
         def read(group: Group, rows: Int64s, first_shard: int, first_sample: int) -> list[dict[str, Any] | Failure]:
             answers: list[Any] = [None] * len(rows)
-            codes = group.layout[rows]
-            for code in np.unique(codes).tolist():
-                places = np.flatnonzero(codes == code)
+            for code, places in _by_layout(group, rows):
                 chosen = self._chosen(group.layouts[code])
                 names = None if chosen is None else list(dict.fromkeys(chosen.values()))
                 found = reader.read(group, rows[places], first_shard, first_sample, names, copy=copy)
-                for place, sample in zip(places.tolist(), found, strict=True):
-                    answers[place] = sample if sample is None else self._named(sample, chosen)
+                if self.fields.is_plain:
+                    if len(places) == len(rows):
+                        answers = list(found)
+                    else:
+                        for place, sample in zip(places.tolist(), found, strict=True):
+                            answers[place] = sample
+                else:
+                    for place, sample in zip(places.tolist(), found, strict=True):
+                        answers[place] = sample if sample is None else self._named(sample, chosen)
                 left = {name: field for name, field in self._left(group.layouts[code]).items() if field is not None}
                 for place in places.tolist() if left else ():
                     if isinstance(answers[place], dict):
                         number = first_sample + int(rows[place])
                         answers[place] |= {name: self.dataset[number].open(field) for name, field in left.items()}
-            for place in [place for place, answer in enumerate(answers) if answer is None]:
+            for place in [place for place, answer in enumerate(answers) if answer is None] if None in answers else ():
                 row, shard = int(rows[place]), int(group.shard[rows[place]])
                 url, key = self.dataset.shard_entry(first_shard + shard).url, group.key(row)
                 names_of = (key, str(row - group.shard_span(shard)[0]))  # a record is called by its number
@@ -402,6 +396,14 @@ def _unknown(shard: str, key: str) -> Failure:
     return Failure("read_failed", error, Place(shard, key=key, message=error.message))
 
 
+def _by_layout(group: Group, rows: Int64s) -> list[tuple[int, Int64s]]:
+    """Return the layouts of samples of a group, and for each the places of those that have it."""
+    codes = group.layout[rows]
+    if len(codes) and (len(group.layouts) == 1 or bool((codes == codes[0]).all())):
+        return [(int(codes[0]), np.arange(len(rows)))]
+    return [(code, np.flatnonzero(codes == code)) for code in np.unique(codes).tolist()]
+
+
 def _ranges(group: Group, members: Int64s) -> tuple[Int64s, Int64s]:
     """Return offsets and lengths of members of one shard, ascending; where they are neighbours, up to the next one."""
     offsets, lengths = group.offset[members], group.length[members]
@@ -417,3 +419,21 @@ def _is_record(group: Group, members: Int64s) -> bool:
     """Tell whether the members of one shard are records."""
     sample = int(np.searchsorted(group.first, members[0], side="right")) - 1
     return bool(group.layout[sample] == group.record_layout)
+
+
+def _merged(parts: Sequence[tuple[Int64s, list[str], dict[str, list[bytes]]]], count: int) -> Columns | None:
+    """Put columns of several groups into the order asked, if they have the same names."""
+    if not parts or any(list(fields) != list(parts[0][2]) for _, _, fields in parts):
+        return None
+    places = [place for part in parts for place in part[0].tolist()]
+    order = sorted(range(count), key=places.__getitem__)
+
+    def in_order(values: list[Any]) -> list[Any]:
+        return [values[at] for at in order]
+
+    keys = in_order([key for part in parts for key in part[1]])
+    return Columns(keys, {name: in_order([each for part in parts for each in part[2][name]]) for name in parts[0][2]})
+
+
+def _ignore(*_: Any) -> None:
+    """Leave an error to `read`, which meets it again."""
