@@ -27,6 +27,10 @@ help: ## List the targets
 demo: $(VENV)/stamp ## Build shards from ten photographs, index them, read them back
 	$(RUN) examples/demo.py
 
+.PHONY: demo-train
+demo-train: $(VENV)-torch/stamp ## Train on the photographs, be killed, and go on with two processes and the same samples
+	$(VENV)-torch/bin/python examples/train.py
+
 .PHONY: test
 test: $(VENV)/stamp programs ## Run every test, also in an empty environment and with the oldest dependencies
 	$(RUN) -m pytest $(PYTEST_ARGS)
@@ -50,7 +54,8 @@ lower-bounds: $(VENV)-lower/stamp programs ## Run the fast tests with the oldest
 
 .PHONY: test-torch
 test-torch: $(VENV)-torch/stamp ## Put pipelines into torch's loaders, in an environment of its own
-	$(VENV)-torch/bin/python -m pytest $(PYTEST_ARGS) peers/test_with_torch.py peers/test_decoding_with_torch.py
+	$(VENV)-torch/bin/python -m pytest $(PYTEST_ARGS) peers/test_with_torch.py peers/test_decoding_with_torch.py \
+		peers/test_loader_with_torch.py peers/test_trainers.py
 
 .PHONY: test-webdataset
 test-webdataset: $(VENV)-bench/stamp ## Exchange shards with webdataset itself (PYTHON=...: 3.12 or newer)
@@ -63,6 +68,10 @@ fuzz: $(VENV)/stamp programs ## Run the property and mutation tests with FUZZ=10
 .PHONY: bench
 bench: $(VENV)-bench/stamp $(VENV)-tensorflow/stamp ## Measure beside the peers (PYTHON=...: 3.12 or newer, which webshart needs; ARGS=... for run.py)
 	$(VENV)-bench/bin/python benchmarks/run.py $(ARGS)
+
+.PHONY: bench-loading
+bench-loading: $(VENV)-loading/stamp ## Measure the loader beside its peers, which take gigabytes of an environment (ARGS=... for run.py)
+	SHARDSET_LOADING_PYTHON=$(VENV)-loading/bin/python $(VENV)-loading/bin/python benchmarks/run.py $(ARGS) loading
 
 .PHONY: test-webshart
 test-webshart: $(VENV)-bench/stamp ## Exchange indexes and states with webshart itself (PYTHON=...: 3.12 or newer)
@@ -78,7 +87,7 @@ docs: $(VENV)/stamp ## Write docs/cli.md from the commands' help texts and check
 
 .PHONY: clean
 clean: ## Remove the environments and all caches
-	rm -rf $(VENV) $(VENV)-lower $(VENV)-bench $(VENV)-tensorflow $(VENV)-torch build dist tests/servers/node_modules
+	rm -rf $(VENV) $(VENV)-lower $(VENV)-bench $(VENV)-loading $(VENV)-tensorflow $(VENV)-torch build dist tests/servers/node_modules
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests scripts examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -108,6 +117,14 @@ $(VENV)-bench/stamp: pyproject.toml benchmarks/requirements.txt
 	$(BENCH_PYTHON) -m venv --clear $(VENV)-bench
 	$(VENV)-bench/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(VENV)-bench/bin/python -m pip install --quiet --editable '.[images,cloud,fast]' -r benchmarks/requirements.txt
+	@touch $@
+
+$(VENV)-loading/stamp: pyproject.toml benchmarks/requirements-loading.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11 is needed: make PYTHON=/path/to/python3 ..." >&2; exit 1; }
+	@command -v ffmpeg >/dev/null || { echo "One of the peers decodes with ffmpeg: install that package first." >&2; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)-loading
+	$(VENV)-loading/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(VENV)-loading/bin/python -m pip install --quiet --editable '.[images]' -r benchmarks/requirements-loading.txt
 	@touch $@
 
 $(VENV)-torch/stamp: pyproject.toml peers/requirements-torch.txt

@@ -23,7 +23,7 @@ DOCUMENT: Final = HERE.parent / "docs" / "benchmarks.md"
 TOPICS: Final = (
     *("columns", "extraction", "iteration", "random_samples", "catalog", "index_loading", "aspect_buckets"),
     *("remote", "buckets", "editing", "records", "examples", "record_access", "salvage"),
-    *("pipeline", "pipeline_decoding", "shard_writing", "order", "loading", "batch_decoding"),
+    *("pipeline", "pipeline_decoding", "shard_writing", "order", "loading", "loader_reading", "batch_decoding"),
 )
 _START: Final = "<!-- What follows is made by: make bench ARGS=--write -->\n"
 _END: Final = "<!-- What stands above is made. -->\n"

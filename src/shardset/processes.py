@@ -57,7 +57,7 @@ def stop_pool(pool: ProcessPoolExecutor) -> None:
     processes = [*(pool._processes or {}).values()]  # noqa: SLF001 - what ends them is public from Python 3.14 on
     manager: Any = pool._executor_manager_thread  # noqa: SLF001
     pool.shutdown(wait=False, cancel_futures=True)
-    if manager is not None:
+    if manager is not None and manager is not threading.current_thread():
         # In Python 3.11 that thread stumbles, aloud, over cancelled tasks that it has not yet dropped.
         manager.join(_GRACE)
     running: dict[Any, BaseProcess] = {process.sentinel: process for process in processes}

@@ -561,10 +561,12 @@ def test_a_pickled_dataset_is_the_path_of_its_catalog(tmp_path):
 
 def test_a_pickled_dataset_keeps_policy_store_and_the_folder_of_its_indexes(shards, tmp_path):
     policy = Policy(on_missing="skip", defaults={"cls": b"0"})
-    dataset = discover_dataset(shards[0], policy=policy, store=LocalStore(mmap=False), metadata=tmp_path / "meta")
+    dataset = discover_dataset(
+        shards[0], policy=policy, store=LocalStore(mmap=False, max_open=100), metadata=tmp_path / "meta"
+    )
     copy = pickle.loads(pickle.dumps(dataset))
     assert copy.policy == policy
-    assert repr(copy._store) == "LocalStore(mmap=False, max_open=128)"
+    assert repr(copy._store) == "LocalStore(mmap=False, max_open=100)"
     assert copy.get_shard_info(3)["json_path"] == dataset.get_shard_info(3)["json_path"]
     assert read_all(copy) == read_all(dataset)
 

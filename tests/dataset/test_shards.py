@@ -35,7 +35,7 @@ def test_a_reader_is_made_once_and_anew_when_a_cache_comes_before_it(folder, tmp
 
 
 def test_only_so_many_readers_and_indexes_are_kept(folder, monkeypatch):
-    monkeypatch.setattr(module, "_READERS_KEPT", 2)
+    monkeypatch.setattr(module, "files_kept", lambda: 2)
     monkeypatch.setattr(kept_files, "COLUMN_ROWS", 24)
     store = CountingStore(LocalStore())
     dataset = discover_dataset(folder, store=store)

@@ -222,3 +222,17 @@ def test_names_of_fields_without_end_are_forgotten():
     for number in range(5000):
         decoder.begin(f"{number}.json", [json.dumps(number).encode()])
     assert len(decoder._hows) <= 4096
+
+
+def test_a_scalar_is_the_only_value_of_a_feature():
+    decoder = BatchDecoder(Decode(fields={"label": "scalar"}))
+    batch = decoder.begin("label", [None] * 3)
+    for place, value in enumerate([np.array([5]), np.array([6]), np.array([7])]):
+        batch.decode(place, value, 0)
+    assert batch.finish().tolist() == [5, 6, 7]
+    batch = decoder.begin("label", [None])
+    batch.decode(0, [b"text"], 0)
+    assert batch.finish() == [b"text"]
+    for wrong, count in ((np.array([1, 2]), 2), ([b"a", b"b"], 2), (np.array([]), 0), (None, 0)):
+        with pytest.raises(DecodeError, match=f"it has {count} values"):
+            batch.decode(0, wrong, 0)

@@ -246,10 +246,12 @@ def test_a_spare_is_of_the_bucket_of_the_position_and_another_one_at_another_att
     feed = make_feed(view, leftovers=leftovers)
     for position in range(0, feed.count(0), 7):
         bucket = int(feed.take(0, range(position, position + 1)).buckets[0])
-        spares = [feed.spare(0, position, attempt) for attempt in range(20)]
+        spares = [feed.spare(0, position, attempt) for attempt in range(16)]
         assert {(source, int(view.of[sample])) for source, sample in spares} == {(0, BY_ASPECT[bucket])}
-        assert len(set(spares)) > 5  # of 30, in 20 draws
-        assert spares == [feed.spare(0, position, attempt) for attempt in range(20)]
+        assert len(set(spares)) > 5  # of 30, in 16 draws
+        assert spares == [feed.spare(0, position, attempt) for attempt in range(16)]
+        # Where the bucket has nothing that can be given, others will do.
+        assert len({int(view.of[feed.spare(0, position, attempt)[1]]) for attempt in range(16, 64)}) > 2
 
 
 @given(**MADE_OF, window=st.integers(1, 40))
@@ -276,16 +278,16 @@ def test_a_state_takes_its_unit_along():
     feed.load_state(state)
     assert feed.unit == 8
     assert feed.take(0, range(16, 160)).samples.tolist() == saved.take(0, range(16, 160)).samples.tolist()
-    assert len(json.dumps(state)) < 80
+    assert len(json.dumps(state)) < 90
 
 
 def test_a_state_that_does_not_fit_is_refused_and_changes_nothing():
     view = View(some_of(40, 40, 40, 40))
     feed = make_feed(view, unit=4)
     state = feed.state(0, 0)
-    with pytest.raises(StateError, match=r"\[None, None, 'drop'\].*\[None, None, 'pad'\]"):
+    with pytest.raises(StateError, match=r"\[None, None, 'drop', \d+\].*\[None, None, 'pad', \d+\]"):
         make_feed(view, leftovers="pad").load_state(state)
-    with pytest.raises(StateError, match=r"these have \[4096, 32, 'drop'\]"):
+    with pytest.raises(StateError, match=r"these have \[4096, 32, 'drop', \d+\]"):
         make_feed(view, area=4096, multiple=32).load_state(state)
     for unit in (0, -1, None, "4", 4.0, True, 1 << 40):
         with pytest.raises(StateError, match="no number of samples"):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from shardset.dataset.views import Pack
 from shardset.loading.collation import columns_of, packed
 from shardset.loading.metrics import Meter, Metrics
 
@@ -29,7 +30,7 @@ def test_arrays_of_a_pack_come_one_behind_the_other_and_others_in_lists():
         "matrix": np.zeros((3, 2, 2)),
         "__key__": ["k", "l", "m"],
     }
-    made = packed(batch, np.array([2, 2, 3]), 4)
+    made = packed(batch, np.array([2, 2, 3]), Pack("n", 4), np.array([2, 1, 3]))
     assert made["tokens"].tolist() == [[1, 2, 3, 0], [0, 0, 0, 0], [4, 5, 6, 0]]
     assert made["tokens"].dtype == np.int32
     assert [lengths.tolist() for lengths in made["tokens__lengths"]] == [[2, 1], [], [3]]
@@ -40,10 +41,11 @@ def test_arrays_of_a_pack_come_one_behind_the_other_and_others_in_lists():
 
 
 def test_arrays_that_do_not_fit_a_pack_stay_apart():
-    values = [np.arange(3), np.arange(3)]
-    assert isinstance(packed({"x": values}, np.array([2]), 5)["x"][0], list)
-    mixed = [np.arange(2), np.arange(2.0)]
-    assert isinstance(packed({"x": mixed}, np.array([2]), 5)["x"][0], list)
+    ends, pack, lengths = np.array([2]), Pack("n", 5), np.array([2, 2])
+    for values in ([np.arange(3), np.arange(3)], [np.arange(2), np.arange(2.0)], [np.zeros((2, 2)), np.zeros((2, 2))]):
+        made = packed({"x": values}, ends, pack, lengths)
+        assert isinstance(made["x"][0], list)
+        assert "x__lengths" not in made
 
 
 def test_metrics_say_what_was_waited_for():

@@ -8,6 +8,7 @@ import json
 import numpy as np
 import PIL.Image
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import shardset
@@ -95,7 +96,22 @@ def test_pictures_of_a_bucket_are_brought_to_its_size(pictures):
     assert shapes == {(48, 48), (64, 32), (32, 64)}
     assert sum(bucket.samples for bucket in loader.buckets) == 120
     with pytest.raises(ValueError, match="orient=False"):
-        next(iter(Loader(loader.dataset, 4, decode=Decode(orient=False))))
+        Loader(loader.dataset, 4, decode=Decode(orient=False))
+
+
+def test_what_does_not_go_with_buckets_is_told(pictures, tmp_path):
+    source = pictures.bucketed(Buckets(unit=8))
+    with pytest.raises(ValueError, match="the size of their bucket"):
+        Loader(source, 8, decode=Decode(size=64))
+    with pytest.raises(ValueError, match='leftovers="pad"'):
+        Loader(source, 8, tail="exact")
+    with pytest.raises(shardset.NoSamplesError, match="no bucket has a unit of 512"):
+        next(iter(Loader(pictures.bucketed(Buckets(unit=512)), 8)))
+    write_shard(tmp_path / "a.tar", [("a.txt", b"no picture")])
+    shardset.index_dataset(tmp_path, geometry=True)
+    unknown = shardset.discover_dataset(tmp_path).bucketed(Buckets(unit=1))
+    with pytest.raises(shardset.NoSamplesError, match="no bucket has a unit of 1 of the 1 samples"):
+        next(iter(Loader(unknown, 1)))
 
 
 def test_leftovers_are_counted(pictures):
@@ -173,6 +189,17 @@ def test_packs_are_full_and_have_each_sample_once(texts):
     assert sorted(seen) == list(range(200))
     expected = len(loader)
     assert len(list(loader)) == expected
+
+
+def test_a_length_that_is_not_that_of_the_array_is_told(texts):
+    view, lengths = texts
+    table = pa.table({"key": [f"{number:03d}" for number in range(200)], "n": [*lengths[:-1].tolist(), 3]})
+    assert lengths[-1] != 3
+    wrong = view.dataset.select(columns=table).packed(Pack(length="n", size=128))
+    with pytest.raises(
+        shardset.SampleError, match=rf"sample '199' has {lengths[-1]} elements in 'npy', and its 'n' is 3"
+    ):
+        list(Loader(wrong, 5, decode=True, tail="exact"))
 
 
 def test_packs_go_on_where_they_stood_on_other_ranks(texts):
@@ -281,3 +308,90 @@ def test_a_dataset_added_to_a_mixture_changes_nothing_of_the_others(three):
 
     alone, among = own(["a"], "a"), own(["a", "b", "c"], "a")
     assert among == alone[: len(among)]
+
+
+def keep(sample):
+    return {"text": sample["txt"], "twice": sample["n"] * 2}
+
+
+@pytest.mark.parametrize("processes", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_columns_come_with_the_fields(three, processes):
+    views = {
+        name: dataset.select(
+            columns=pa.table({"key": [s.key for s in dataset], "n": range(len(dataset)), "s": [name] * len(dataset)})
+        )
+        for name, dataset in three.items()
+    }
+    loader = Loader(views["a"], 5, shuffle=True, fields=["txt"]).columns("n", "bytes", "s")
+    for batch in loader:
+        assert batch["n"].tolist() == batch["__index__"].tolist()
+        assert batch["s"] == ["a"] * 5
+        assert batch["bytes"].min() > 0
+    for batch in loader.map(keep, processes=processes):
+        assert batch["twice"].tolist() == (batch["__index__"] * 2).tolist()
+    some = views["a"].select(pc.field("n") >= 20)
+    assert sorted(int(n) for batch in Loader(some, 2, shuffle=True).columns("n") for n in batch["n"]) == list(
+        range(20, 30)
+    )
+    (batch,) = Loader(mix(views, epoch_size=20), 20, fields=["txt"]).columns("n", "s")
+    assert batch["s"] == batch["__source__"]
+    assert batch["n"].tolist() == batch["__index__"].tolist()
+    with pytest.raises(ValueError, match="no column 'nothing'"):
+        next(iter(loader.columns("nothing")))
+    fields = Loader(views["a"], 1, fields={"n": "txt"}).columns("n")
+    with pytest.raises(ValueError, match="which is a column too"):
+        next(iter(fields))
+
+
+def test_the_sizes_of_pictures_before_they_are_resized_are_columns(pictures):
+    source = pictures.bucketed(Buckets(area=48 * 48, multiple=16, unit=4))
+    for batch in Loader(source, 4, fields=["jpg"], decode=True).columns("width", "height"):
+        shapes = [SHAPES[index % 4] for index in batch["__index__"].tolist()]
+        assert list(zip(batch["width"].tolist(), batch["height"].tolist(), strict=True)) == shapes
+
+
+def test_the_unit_of_a_state_holds_in_later_epochs(pictures):
+    source = pictures.bucketed(Buckets())
+    loader = Loader(source, 8, shuffle=True)
+    running = iter(loader)
+    next(running)
+    state = loader.state_dict()
+    rest = [samples_of([batch]) for batch in running] + [samples_of([batch]) for batch in loader]
+    halves = Loader(source, 4, shuffle=True)
+    halves.load_state_dict(state)
+    steps = [[batch] for _ in range(2) for batch in halves]
+    assert [samples_of(one + two) for one, two in zip(steps[::2], steps[1::2], strict=True)] == rest
+
+
+def test_a_state_of_other_sizes_is_refused(tmp_path):
+    def write(sizes):
+        members = [(f"{number:02d}.jpg", picture(*size, 0).ljust(2000, b"\0")) for number, size in enumerate(sizes)]
+        write_shard(tmp_path / "a.tar", members)
+        shardset.index_dataset(tmp_path, geometry=True)
+        return Loader(shardset.discover_dataset(tmp_path).bucketed(Buckets(unit=2)), 2, shuffle=True)
+
+    state = write([(64, 32)] * 6 + [(32, 64)] * 6).state_dict()
+    other = write([(32, 64)] * 6 + [(64, 32)] * 6)
+    with pytest.raises(StateError, match="images have other sizes than then"):
+        other.load_state_dict(state)
+
+
+def test_one_damaged_picture_alone_in_its_bucket_is_replaced(tmp_path):
+    members = [(f"{number:02d}.jpg", picture(64, 64, number)) for number in range(9)]
+    write_shard(tmp_path / "a.tar", [*members, ("09.jpg", picture(96, 64, 9)[:300])])
+    shardset.index_dataset(tmp_path, geometry=True)
+    dataset = shardset.discover_dataset(tmp_path)
+    loader = Loader(dataset.bucketed(Buckets(unit=1, leftovers="pad")), 1, decode=True, policy=Policy("skip"))
+    shapes = [batch["jpg"].shape for batch in loader]
+    assert sorted(shapes) == [(1, 64, 64, 3)] * 9 + [(1, 64, 96, 3)]
+    assert loader.report.counts["substituted"] == 1
+
+
+def test_packs_of_ranks_that_have_none_at_the_last_step(texts):
+    source = texts[0].packed(Pack(length="tokens", size=128, window=64))
+    ranks = [list(Loader(source, 4, decode=True, tail="exact", rank=rank, world_size=4)) for rank in range(4)]
+    assert len({len(batches) for batches in ranks}) == 1
+    keys = [key for batches in ranks for batch in batches for pack in batch["__key__"] for key in pack]
+    assert sorted(keys) == [f"{number:03d}" for number in range(200)]
+    ranks = [list(Loader(source, 1, tail="exact", rank=rank, world_size=60)) for rank in range(60)]
+    assert {len(batches[-1]["__key__"]) for batches in ranks} == {0, 1}

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -559,3 +560,34 @@ def _watch_pread(monkeypatch):
 
 def _environment():
     return os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+@posix
+def test_the_more_files_a_process_may_open_the_more_stay_open(monkeypatch):
+    import resource
+
+    for limit, kept in ((256, 128), (1024, 128), (20_000, 2500), (1 << 20, 4096), (resource.RLIM_INFINITY, 4096)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: (limit, limit))
+        assert local.files_kept() == LocalStore().max_open == kept
+    monkeypatch.setitem(sys.modules, "resource", None)  # as on Windows
+    assert local.files_kept() == 128
+    assert LocalStore(max_open=5).max_open == 5
+
+
+@pytest.mark.skipif(not local.LocalReader.can_advise(), reason="only Linux can be asked")
+def test_what_is_not_in_memory_is_told_and_comes_there_when_it_is_asked_for(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(bytes(8 << 20))
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    reader = local.LocalReader(str(path))
+    assert reader.is_in_memory(0)
+    os.posix_fadvise(reader._handle, 0, 0, os.POSIX_FADV_DONTNEED)
+    if not reader.is_in_memory(4 << 20):  # a file system in memory drops nothing
+        reader.advise([4 << 20], [1 << 20])
+        end = time.monotonic() + 10
+        while not reader.is_in_memory(4 << 20) and time.monotonic() < end:
+            time.sleep(0.01)
+    assert reader.is_in_memory(4 << 20)
+    reader.advise([10 << 30, -1], [5, 5])  # a wish, whatever it is
+    assert reader.read(4 << 20, 10) == bytes(10)

@@ -86,7 +86,7 @@ def _size(text: str) -> int:
     "--lanes",
     type=click.IntRange(min=1),
     metavar="N",
-    help="A multiple of the numbers of ranks that share windows without reading the same runs.  [default: 64]",
+    help="A multiple of the numbers of ranks that share windows without reading the same runs.  [default: 192]",
 )
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="What decides the order.")
 @click.option("--epoch", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Which epoch.")
@@ -161,7 +161,7 @@ def command(
         total = samples * mean_bytes
     else:
         raise MisuseError("give a SOURCE, or both --samples and --mean-bytes", "shardset order photos/ --explain")
-    with misuse("--lanes 64 fits up to 64 ranks that are a power of two"):
+    with misuse("--lanes 192 fits 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96 and 192 ranks"):
         setting = _setting(kind, sizes)
         resolved = resolve(setting, samples, total)
     asked = _Asked(resolved, order_of(resolved, samples, seed), seed, epoch, Steps(batch_size, 0, world_size), total)

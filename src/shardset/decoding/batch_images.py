@@ -7,6 +7,7 @@ another size is an error.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from shardset.errors import DecodeError
 from shardset.formats.geometry import TURNED_BY_FORMAT, Geometry, parse_geometry
 
 from .field_batch import not_a_payload, payload_of, stack
-from .images import _FROM_COLOURS, _converted, _open, _pillow
+from .images import _converted, _open, _pillow
 from .options import CHANNELS
 from .shaping import copy_turned, fit, jpeg_scale, turned_back
 
@@ -108,20 +109,13 @@ def _decode_jpeg(
     slabs: Slabs,
 ) -> Pixels | None:
     """Return the image of a JPEG; None where Pillow has to see to it."""
-    try:
-        import simplejpeg
-    except ImportError:
+    simplejpeg = _simplejpeg()
+    # Colours of four components come out of simplejpeg otherwise than out of Pillow.
+    if simplejpeg is None or geometry.components not in {1, 3}:
         return None
-    try:
-        height, width, colours, _ = simplejpeg.decode_jpeg_header(payload)
-    except ValueError:
-        return None
-    _check_size(geometry, (width, height), (geometry.width, geometry.height))
-    if colours not in _FROM_COLOURS:
-        return None
-    size = (width, height)
+    width, height = size = (geometry.width, geometry.height)
     plan = fit(size, geometry.orientation if options.orient else 1, target.shape, options.crop, target.seed)
-    is_grey = options.mode == "l" and colours != "Gray"  # which Pillow makes of colours, and libjpeg otherwise
+    is_grey = options.mode == "l" and geometry.components == 3  # which Pillow makes of colours, and libjpeg otherwise
     mode = "RGB" if is_grey else "GRAY" if options.mode == "l" else options.mode.upper()
     is_whole = not is_grey and not plan.is_scaled and plan.size == size
     channels = 3 if is_grey else CHANNELS[options.mode]
@@ -142,12 +136,20 @@ def _decode_jpeg(
     return _cut(pixels, plan, target)
 
 
+@cache  # looked for once: an import statement costs as much as all else here
+def _simplejpeg() -> Any:
+    """Return simplejpeg; None where it is not installed."""
+    try:
+        import simplejpeg
+    except ImportError:
+        return None
+    return simplejpeg
+
+
 def _decode_into(payload: Any, mode: str, pixels: Pixels, scaling: dict[str, int]) -> bool:
     """Decode a JPEG into an array, and tell whether it could be: whether it is too damaged is for Pillow to say."""
-    import simplejpeg
-
     try:
-        written = simplejpeg.decode_jpeg(payload, mode, buffer=pixels, **scaling)
+        written = _simplejpeg().decode_jpeg(payload, mode, buffer=pixels, **scaling)
     except ValueError:
         return False
     return bool(written.shape == pixels.shape)

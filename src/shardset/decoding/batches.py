@@ -6,6 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
+from shardset.errors import DecodeError
 from shardset.formats.geometry import parse_geometry
 
 from .batch_images import ImageBatch, Target, decode_shaped
@@ -112,6 +115,8 @@ def _find(field: str, options: Decode) -> How:
         return None
     if named == "image":
         return options
+    if named == "scalar":
+        return _scalar
     if isinstance(named, str):
         return partial(_by_word, decode=_MEDIA.get(named) or USUAL.table[named])
     return named if isinstance(named, Decode | Clip) else partial(_by_function, decode=named)
@@ -119,6 +124,17 @@ def _find(field: str, options: Decode) -> How:
 
 def _unchanged(value: Any, _seed: int) -> Any:
     return value
+
+
+def _scalar(value: Any, _seed: int) -> Any:
+    """Return the only value of a feature: a number, or bytes."""
+    if isinstance(value, np.ndarray) and value.size == 1:
+        return value.item()
+    payload = payload_of(value)
+    if payload is None:
+        count = len(value) if isinstance(value, np.ndarray | list) else 0
+        raise DecodeError(f"it has {count} values, and a scalar has one")
+    return _as_bytes(payload)
 
 
 def _usual(value: Any, _seed: int, *, decode: Callable[[bytes], Any]) -> Any:

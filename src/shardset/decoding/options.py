@@ -19,7 +19,7 @@ MAX_PIXELS: Final = 89_478_485
 """Pixels that an image may have: Pillow's own limit, a quarter of a gigabyte of RGB."""
 CHANNELS: Final[Mapping[Mode, int]] = {"l": 1, "rgb": 3, "rgba": 4}
 """Channels of the arrays, by mode. Grey images have an axis for their one channel too."""
-WORDS: Final = ("image", "audio", "video", "file", "bytes")
+WORDS: Final = ("image", "audio", "video", "file", "bytes", "scalar")
 """What a field can be said to be, beside the suffixes of `registry.USUAL`."""
 
 
@@ -43,7 +43,8 @@ class Decode:
         interpolation: The filter for scaling. All but ``"nearest"``, which is for masks, look at all pixels that an
             output pixel covers.
         fields: How single fields are decoded, by their whole names; wins over what is usual. A word: ``"image"``,
-            ``"audio"``, ``"video"``, ``"bytes"``, ``"file"`` (a seekable file, which nothing of is read unasked), or a
+            ``"audio"``, ``"video"``, ``"bytes"``, ``"file"`` (a seekable file, which nothing of is read unasked),
+            ``"scalar"`` (of a feature of a record, which has any number of values, the only one), or a
             suffix such as ``"json"`` or ``"npy"``. Or a `Clip`; or a `Decode`, without fields of its own, for an image
             with settings of its own; or a function of the payload, which is given as bytes.
 

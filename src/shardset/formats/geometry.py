@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 import struct
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from struct import Struct
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
@@ -54,12 +54,14 @@ class Geometry:
         height: Stored rows, at least 1.
         orientation: EXIF orientation, 1 to 8; 1 where none is given or it is none of these. Whether it is left to who
             decodes or done by the decoder: see `TURNED_BY_FORMAT`.
+        components: Colour components of a JPEG; 0 for other kinds.
     """
 
     kind: str
     width: int
     height: int
     orientation: int = 1
+    components: int = field(default=0, compare=False)
 
     @property
     def display_size(self) -> tuple[int, int]:
@@ -199,7 +201,7 @@ def _parse_jpeg(flat: Flat) -> Geometry | None:
             # A height of 0 means that it is told after the first scan (DNL); decoders refuse it too.
             if not width or not height or length != 8 + 3 * components:
                 return None
-            return Geometry("jpeg", width, height, orientation or 1)
+            return Geometry("jpeg", width, height, orientation or 1, components)
         elif marker == _APP1:
             # The first EXIF segment counts. One behind the frame header would break the standard, and is not sought.
             if not orientation and flat[position + 4 : position + 10] == b"Exif\0\0":

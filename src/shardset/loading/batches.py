@@ -7,15 +7,16 @@ any threads, `finish` is for the thread that wants the batch.
 from __future__ import annotations
 
 import logging
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from shardset.decoding.batches import stack
 from shardset.decoding.registry import field_error
-from shardset.errors import MissingExtraError, MissingFieldError, NoSamplesError, SampleError
+from shardset.errors import DecodeError, MissingExtraError, MissingFieldError, NoSamplesError, SampleError
 from shardset.policy import Place
 
 from .payloads import Failure
@@ -25,12 +26,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from shardset.dataset.select import Selection
     from shardset.decoding.batches import BatchDecoder, FieldBatch
     from shardset.policy import Policy, Report
 
     from .blocks import Share
     from .feed import Feed
-    from .payloads import PayloadReader, Window
+    from .payloads import Columns, PayloadReader
+    from .windows import Window
 
     Int64s = NDArray[np.int64]
     Sample = dict[str, Any]
@@ -43,6 +46,39 @@ _AT_ONCE: Final = 8
 _ATTEMPTS: Final = 64
 
 
+class Work(NamedTuple):
+    """What is sent to another process.
+
+    Attributes:
+        samples: Payloads by field, and what else is said of each sample.
+        kinds: For each name of a field, the field that it is decoded like.
+        shape: Height and width that a bucket asks for.
+        defaults: What stands for a field that is missing, or cannot be decoded.
+    """
+
+    samples: list[Sample]
+    kinds: dict[str, str]
+    shape: tuple[int, int] | None
+    defaults: dict[str, Any]
+
+
+Outcome: TypeAlias = tuple["Sample | DecodeError", list["DecodeError"]]
+"""What became of a sample, or why it could not be decoded; and which faults a default was given for."""
+
+
+class ViewColumns(NamedTuple):
+    """Columns of a view that go into batches, a value for each of its samples."""
+
+    view: Selection
+    values: dict[str, NDArray[Any]]
+
+    def at(self, samples: Int64s) -> dict[str, NDArray[Any]]:
+        """Return the values of some samples, which are numbered in the dataset, by column."""
+        numbers = self.view.numbers
+        places = samples if numbers is None else np.searchsorted(numbers, samples)
+        return {name: values[places] for name, values in self.values.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class Maker:
     """What the batches of a pass have in common.
@@ -52,7 +88,8 @@ class Maker:
         readers: For each view of the feed, what reads its samples.
         names: For each view, what batches call it; None where there is one.
         decoder: Turns payloads into values.
-        decodes: Whether it does anything; otherwise all fields stay bytes.
+        decodes: Whether it does anything; otherwise all fields stay as they are.
+        copies: Fields are given to it, or left, as bytes; otherwise as views.
         maps: Called with each sample, a dict, in this order; each gives another.
         as_samples: Samples are wanted one by one, by `maps` or by who puts the batch together.
         elsewhere: Decodes and maps samples in another process; None for this one.
@@ -60,6 +97,10 @@ class Maker:
         report: Where that is counted.
         seed: Of the order, and of augmentations.
         substitutes: A sample that is skipped is replaced; otherwise it is left out.
+        columns: For each view, the columns that batches have beside the fields.
+        names_of_fields: What every batch has: the fields that were named; if none were, those that any sample of a tar
+            has.
+        lack: A sample that lacks a field of others is a fault; otherwise it has None there.
     """
 
     feed: Feed
@@ -67,13 +108,17 @@ class Maker:
     names: tuple[str, ...] | None
     decoder: BatchDecoder
     decodes: bool
+    copies: bool
     maps: tuple[Map, ...]
     as_samples: bool
-    elsewhere: Callable[[list[Sample], dict[str, str], tuple[int, int] | None], list[Sample | Exception]] | None
+    elsewhere: Callable[[Work], list[Outcome]] | None
     policy: Policy
     report: Report
     seed: int
     substitutes: bool
+    columns: tuple[ViewColumns, ...]
+    names_of_fields: tuple[str, ...]
+    lack: bool
 
     def kind_of(self, name: str) -> str:
         """Return the field that a name in the batch is decoded like."""
@@ -130,29 +175,55 @@ class Making:
             seeds = share.seeds(maker.seed)
             self._seeds = (seeds if picks.ends is None else np.repeat(seeds, np.diff(picks.ends, prepend=0))).tolist()
         self._failures: dict[int, Failure] = {}
-        rows = self._read(share, windows)
+        self.fields: dict[str, FieldBatch] = {}
+        self.samples: list[Any] = []
+        self.kept: list[int] = []
+        self.ends: Int64s | None = None
+        self.rows: list[Sample | None] = []
+        self._kinds: dict[str, str] = {}
+        self._ready = self._read_plain(windows)
+        if self._ready is None:
+            self._read_rows(windows)
+
+    def _read_plain(self, windows: Sequence[Window]) -> Columns | None:
+        """Read what is left as it is, field by field; None if something is to be done about a sample."""
+        maker = self._maker
+        if maker.decodes or maker.as_samples or not maker.copies or self.sources is not None or maker.columns[0].values:
+            return None
+        found = maker.readers[0].read_columns(self.share.picks.samples, windows[0])
+        return found if found is not None and len(found.fields) == len(maker.names_of_fields) else None
+
+    def _read_rows(self, windows: Sequence[Window]) -> None:
+        """Read sample by sample, and look at headers."""
+        rows = self._read(self.share, windows)
         for place in [place for place, row in enumerate(rows) if isinstance(row, Failure)]:
             self._failures[place], rows[place] = rows[place], None
-        self.rows: list[Sample | None] = rows
-        buckets = picks.buckets
+        self.rows = rows
+        maker, buckets = self._maker, self.share.picks.buckets
         self._shape = maker.feed.shape(int(buckets[0])) if buckets is not None and len(buckets) else None
-        self.fields: dict[str, FieldBatch] = {}
-        self._kinds: dict[str, str] = {}
         self._begin()
-        self.samples: list[Any] = [None] * len(self.rows) if maker.as_samples else []
-        self.kept: list[int] = []
-        self._ready: dict[str, Any] | None = None
-        self.ends: Int64s | None = None
+        if maker.as_samples:
+            self.samples = [None] * len(rows)
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of the samples that were not left out, after `finish`."""
+        if self._ready is not None:
+            return self._ready.keys
+        return [row["__key__"] for row in self.rows if row is not None]
 
     def _begin(self) -> None:
         """Begin the fields of those samples that have been read."""
-        names: dict[str, None] = {}
+        names: dict[str, None] = dict.fromkeys(self._maker.names_of_fields)
         seen: Any = None
         for row in self.rows:
             if row is not None and row.keys() != seen:
                 seen = row.keys()
                 names |= dict.fromkeys(seen)
         names.pop("__key__", None)
+        for name in self._maker.columns[0].values:
+            if name in names:
+                raise ValueError(f"samples have a field {name!r}, which is a column too: name the field otherwise")
         for name in names:
             self._kinds[name] = kind = self._maker.kind_of(name)
             payloads = [row and row.get(name) for row in self.rows]
@@ -166,7 +237,7 @@ class Making:
 
     def _read(self, share: Share, windows: Sequence[Window]) -> list[Any]:
         maker, picks = self._maker, share.picks
-        copy = not maker.decodes or maker.elsewhere is not None
+        copy = maker.copies or maker.elsewhere is not None  # views do not pickle
         if picks.sources is None:
             rows: list[Any] = maker.readers[0].read(picks.samples, windows[0], copy=copy)
             return rows
@@ -182,19 +253,13 @@ class Making:
 
     def tasks(self) -> list[Callable[[], None]]:
         """Return what is to be done before `finish`, in any order and by any threads."""
+        if self._ready is not None:
+            return []
         if not self._maker.as_samples and not self._maker.decodes:
-            self._make_plain()  # not worth a thread
+            self._make_some(0, len(self.rows))  # not worth a thread
             return []
         starts = range(0, len(self.rows), _AT_ONCE)
         return [partial(self._make_some, start, min(start + _AT_ONCE, len(self.rows))) for start in starts]
-
-    def _make_plain(self) -> None:
-        """Take payloads as they are."""
-        rows = self.rows
-        if self._failures or any(row is None or len(row) != len(self.fields) + 1 for row in rows):
-            self._make_some(0, len(rows))
-        else:
-            self._ready = {name: stack([row[name] for row in rows if row is not None]) for name in self.fields}
 
     def _make_some(self, start: int, stop: int) -> None:
         places = [place for place in range(start, stop) if place not in self._failures]
@@ -213,9 +278,15 @@ class Making:
         for name, batch in self.fields.items():
             if name not in row:
                 if name not in maker.policy.defaults:
-                    return self._lack(place, row, name)
-                batch.put(place, maker.policy.defaults[name])
+                    if maker.lack:
+                        return self._lack(place, row, name)
+                    batch.put(place, None)
+                    continue
+                self._give_default(place, name)
                 maker.report.add("missing_field", Place(self._url(place), key=row["__key__"]))
+                continue
+            if name in maker.policy.defaults and row[name] is maker.policy.defaults[name]:
+                self._give_default(place, name)
                 continue
             try:
                 batch.decode(place, row[name], seed)
@@ -225,11 +296,25 @@ class Making:
                 failure = self._failed(place, row, name, error)
                 if name not in maker.policy.defaults:
                     return failure
-                batch.put(place, maker.policy.defaults[name])
+                self._give_default(place, name)
                 maker.report.add(failure.code, failure.place)
         if self.samples:
             self.samples[place] = apply_maps(maker.maps, self.sample(place))
         return None
+
+    def _give_default(self, place: int, name: str) -> None:
+        """Put the policy's default for a field into a place: bytes are a payload, anything else is a value."""
+        # A copy, since functions of `map` may write into it.
+        value, batch = deepcopy(self._maker.policy.defaults[name]), self.fields[name]
+        if isinstance(value, bytes):
+            try:
+                batch.decode(place, value, self._seeds[place] if self._seeds else 0)
+            except MissingExtraError:
+                raise
+            except Exception:  # noqa: BLE001 - then the bytes themselves are the value
+                batch.put(place, value)
+        else:
+            batch.put(place, value)
 
     def _make_elsewhere(self, places: list[int]) -> None:
         """Do what `_make` does in another process."""
@@ -239,22 +324,30 @@ class Making:
         for place in places:
             row = self.rows[place]
             assert row is not None  # noqa: S101 - it was read
-            lacking = next((name for name in self.fields if name not in row), None)
-            if lacking is not None and lacking not in self._maker.policy.defaults:
-                self._failures[place] = self._lack(place, row, lacking)
+            lacking = [name for name in self.fields if name not in row]
+            faults = [name for name in lacking if name not in self._maker.policy.defaults] if self._maker.lack else []
+            if faults:
+                self._failures[place] = self._lack(place, row, faults[0])
                 continue
-            sent.append({**{name: row.get(name) for name in self.fields}, **self._about(place)})
+            for name in lacking:
+                if name in self._maker.policy.defaults:
+                    self._maker.report.add("missing_field", Place(self._url(place), key=row["__key__"]))
+            sent.append({**row, **self._about(place)})
             asked.append(place)
-        for place, answer in zip(asked, self._maker.elsewhere(sent, self._kinds, self._shape), strict=True):
-            if isinstance(answer, Exception):
-                row = self.rows[place] or {}
-                self._failures[place] = self._failed(place, row, getattr(answer, "field", None), answer)
+        work = Work(sent, self._kinds, self._shape, dict(self._maker.policy.defaults))
+        for place, (answer, faults_met) in zip(asked, self._maker.elsewhere(work), strict=True):
+            row = self.rows[place] or {}
+            for fault in faults_met:
+                failure = self._failed(place, row, fault.field, fault)
+                self._maker.report.add(failure.code, failure.place)
+            if isinstance(answer, DecodeError):
+                self._failures[place] = self._failed(place, row, answer.field, answer)
             else:
                 self.samples[place] = answer
 
     def _lack(self, place: int, row: Sample, name: str) -> Failure:
         key, shard = row["__key__"], self._url(place)
-        what = f"sample {key!r} has no field {name!r}, which others of its batch have"
+        what = f"sample {key!r} has no field {name!r}"
         hint = "name the fields that all samples have, or give a default: Policy(defaults={...})"
         error = MissingFieldError(what, field=name, shard=shard, key=key, hint=hint)
         return Failure("missing_field", error, Place(shard, key=key, message=what))
@@ -274,6 +367,8 @@ class Making:
             "__index__": self.numbers[place],
             "__seed__": self._seeds[place],
         }
+        for name, values in self._maker.columns[self._source(place)].at(np.array([self.numbers[place]])).items():
+            about[name] = values[0].item() if isinstance(values[0], np.generic) else values[0]
         if self._maker.names is not None:
             about["__source__"] = self._maker.names[self._source(place)]
         return about
@@ -293,14 +388,17 @@ class Making:
         """
         for place in sorted(self._failures):
             self._replace(place, self._failures[place])
-        self.kept = [place for place, row in enumerate(self.rows) if row is not None]
+        if self._ready is not None:
+            self.kept = list(range(len(self.numbers)))
+        else:
+            self.kept = [place for place, row in enumerate(self.rows) if row is not None]
         ends = self.share.picks.ends
         self.ends = None if ends is None else np.searchsorted(np.array(self.kept, np.int64), ends)
         if self.samples:
             self.samples = [self.samples[place] for place in self.kept]
             return {}
         if self._ready is not None:
-            return self._ready
+            return dict(self._ready.fields)
         if len(self.kept) == len(self.rows):
             return {name: batch.finish() for name, batch in self.fields.items()}
         return {name: stack([batch.value(place) for place in self.kept]) for name, batch in self.fields.items()}
@@ -352,8 +450,8 @@ class Making:
         dataset = maker.readers[self._source(place)].dataset
         group, row, _ = dataset.catalog.locate(self.numbers[place])
         self.rows[place] = {"__key__": group.key(row)}
-        for name, batch in self.fields.items():
-            batch.put(place, maker.policy.defaults[name])
+        for name in self.fields:
+            self._give_default(place, name)
         maker.report.add(failure.code, failure.place)
         if self.samples:
             self.samples[place] = apply_maps(maker.maps, self.sample(place))

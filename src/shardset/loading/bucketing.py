@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+from crc32c import crc32c
 
 from shardset.errors import StateError
 from shardset.policy import Place
@@ -44,6 +45,8 @@ _FEW_SAMPLES: Final = 4096
 _AHEAD: Final = 1024
 """So many places of a bucket more are worked out than are asked for, where no window says how many."""
 _EPOCHS_KEPT: Final = 2
+_OWN_SPARES: Final = 16
+"""After so many attempts at another sample of a bucket, one of any bucket will do."""
 _LARGEST_UNIT: Final = 1 << 31
 _NAMED: Final = 8
 """So many buckets are named in a report, for each reason."""
@@ -147,6 +150,9 @@ class BucketFeed:
         self._own: dict[int, Order] = {}
         self._ahead: dict[int, _Ahead] = {}
         total = int(self._members.counts.sum())
+        # Which sample is in which bucket: sizes may have changed where nothing else has.
+        sizes = np.array(self._members.sizes, np.int64)
+        self._digest = crc32c(np.ascontiguousarray(self._members.samples).data, crc32c(sizes.tobytes()))
         self._window = order_of(shuffle, total, seed).window_end(0) if total else 1
         unit = buckets.unit or unit
         if not 0 < unit < _LARGEST_UNIT:
@@ -219,9 +225,12 @@ class BucketFeed:
         number = position // self.unit
         unit = int(self._units(epoch, number, number + 1)[0])
         bucket = int(np.searchsorted(self._units_before, unit, "right")) - 1
-        count = int(self._members.counts[bucket])
-        place = spare_place(self._seed, epoch, position, attempt, count)
-        return 0, int(self._members.samples[self._members.firsts[bucket] + place])
+        if attempt >= _OWN_SPARES:  # a small bucket may have nothing else; images of others are brought to its size
+            samples = self._members.samples
+        else:
+            first = int(self._members.firsts[bucket])
+            samples = self._members.samples[first : first + int(self._members.counts[bucket])]
+        return 0, int(samples[spare_place(self._seed, epoch, position, attempt, len(samples))])
 
     def shape(self, bucket: int) -> tuple[int, int]:
         """As `Feed.shape`: the scaled size, or the exact one where nothing is scaled."""
@@ -238,9 +247,10 @@ class BucketFeed:
             raise StateError(f"the state's unit of a bucket is {unit!r}, which is no number of samples")
         if settings != self._settings():
             raise StateError(
-                f"the state is of buckets with [area, multiple, leftovers] {settings!r}, "
+                f"the state is of buckets with [area, multiple, leftovers, checksum of sizes] {settings!r}, "
                 f"these have {self._settings()!r}",
-                hint="give Buckets the values of the state",
+                hint="give Buckets the values of the state; where the checksum differs, images have other sizes than "
+                "then",
             )
         if self.buckets.unit not in (None, unit):
             raise StateError(
@@ -293,7 +303,8 @@ class BucketFeed:
 
     def _settings(self) -> list[Any]:
         buckets = self.buckets
-        return [buckets.area, None if buckets.area is None else buckets.multiple, buckets.leftovers]
+        area = None if buckets.area is None else buckets.multiple
+        return [buckets.area, area, buckets.leftovers, self._digest]
 
     def _units(self, epoch: int, start: int, stop: int) -> Int64s:
         """Return the numbers of the units that come at places ``[start, stop)``. Bucket after bucket numbers them."""

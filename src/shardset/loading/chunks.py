@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from .batches import Maker
     from .blocks import Block, Samples, Share
     from .metrics import Meter
-    from .payloads import Window
     from .steps import Steps
+    from .windows import Window
 
     Int64s = NDArray[np.int64]
 
@@ -41,7 +41,8 @@ logger = logging.getLogger(__name__)
 
 _GROWTH: Final = 4
 _SMALL: Final = 32
-"""Chunks are small for this part of the first window."""
+_FEW: Final = 2048
+"""Chunks are small for this part of the first window, and for so many samples, of which each is a read."""
 _LEAST: Final = 4 << 20
 """A chunk of so many bytes is no larger than one read may be, and cut no smaller."""
 _SEQUENTIAL: Final = 32 << 20
@@ -51,7 +52,7 @@ _UNDER_WAY: Final = 128 << 20
 _AT_ONCE: Final = 8
 _POSITIONS: Final = 1 << 20
 _MAPPED_POSITIONS: Final = 1 << 16
-"""Of mapped shards nothing is read ahead, so that there is nothing to gain from more."""
+"""Of mapped shards nothing is held, so that nothing is gained by more."""
 _ENOUGH: Final = 7 / 8
 """Where less than this of a window can be read at once, it is worth saying; its rest takes few reads more."""
 _RUNS: Final = 1 / 2
@@ -65,7 +66,9 @@ class _Steps(NamedTuple):
         number: How many blocks came before it.
         block: The block.
         mine: The steps of it that are taken here.
+        num_samples: How many samples these have.
         ends: int64, how many bytes are held for all of them up to each, it included.
+        are_held: They are held in memory, of some samples at least.
         is_ascending: The samples come in the order of the dataset.
         is_last: No block follows.
     """
@@ -73,7 +76,9 @@ class _Steps(NamedTuple):
     number: int
     block: Block
     mine: range
+    num_samples: int
     ends: Int64s
+    are_held: bool
     is_ascending: bool
     is_last: bool
 
@@ -150,7 +155,7 @@ class Chunks:
         self._lock = lock
         self._most = steps.size * (skip + 1)
         self._planned = 0
-        self._has_shrunk = False
+        self._has_shrunk = self._works_ahead = self._is_ended = False
         self._jobs = Jobs()
         self._block_job: Job[_Steps | None] | None = None
         self._current: _Steps | None = None
@@ -158,9 +163,10 @@ class Chunks:
         self._coming: deque[Chunk] = deque()
         self._begun: deque[Chunk] = deque()
 
-    def begin(self) -> None:
-        """Begin to work ahead."""
-        self._block_job = self._jobs.submit(self._plan_block)
+    def work_ahead(self) -> None:
+        """Work ahead from now on: before the first batch is there, that would only take time from it."""
+        self._works_ahead = True
+        self.go_on(wait=False)
 
     def close(self, *, is_child: bool) -> None:
         """Give up what is under way; in a forked child, whose threads are in its parent, that is nothing."""
@@ -210,12 +216,10 @@ class Chunks:
             found = self._next_steps(wait=wait and not self._coming)
             if found is None:
                 return
-            count, size = self._cut(found)
             coming = sum(chunk.num_bytes for chunk in self._coming)
             held = coming + sum(chunk.num_bytes for chunk in self._begun)
-            if self._coming and (coming >= _UNDER_WAY or not size):
-                return
-            if held and held + size > self._budget:
+            count, size = self._cut(found, self._budget - held if held else self._budget, coming)
+            if not count or (self._coming and (coming >= _UNDER_WAY or not size)):
                 return
             self._at += count
             is_last = found.is_last and self._at == len(found.mine)
@@ -226,6 +230,8 @@ class Chunks:
     def _next_steps(self, *, wait: bool) -> _Steps | None:
         """Return the block whose next step is the next one; None where the epoch ends, or if it is not planned yet."""
         while self._current is None or self._at >= len(self._current.mine):
+            if self._block_job is None and not self._is_ended and (wait or self._works_ahead):
+                self._block_job = self._jobs.submit(self._plan_block)
             if self._block_job is None or not (wait or self._block_job.done()):
                 return None
             started = time.perf_counter()
@@ -234,13 +240,19 @@ class Chunks:
                 self._meter.storage += time.perf_counter() - started
             self._block_job = None
             if found is None:
+                self._is_ended = True
                 return None
             self._current, self._at = found, 0
-            self._block_job = self._jobs.submit(self._plan_block)
+            if self._works_ahead:
+                self._block_job = self._jobs.submit(self._plan_block)
         return self._current
 
-    def _cut(self, found: _Steps) -> tuple[int, int]:
-        """Return how many steps of a block are best read at once, and how many bytes that is."""
+    def _cut(self, found: _Steps, room: int, coming: int) -> tuple[int, int]:
+        """Return how many steps of a block are best read at once, and how many bytes that is; 0 if they find no room.
+
+        Where there is room for half of them, and little else is coming, that half is read now. To wait for more room
+        would be to wait for the end of what is given out, and then for all of them.
+        """
         ends, at = found.ends, self._at
         before, total = int(ends[at - 1]) if at else 0, int(ends[-1])
         limit = self._budget // 2
@@ -248,12 +260,22 @@ class Chunks:
             limit = min(limit, _SEQUENTIAL)
         count = max(1, int(np.searchsorted(ends, before + limit, side="right")) - at)
         if found.number == 1 and total > _LEAST:
-            small = int(np.searchsorted(ends, min(total, limit) // _SMALL, side="right")) - at
+            small = int(np.searchsorted(ends, min(total, limit) // _SMALL, side="right"))
+            small = min(small, _FEW * len(found.mine) // found.num_samples) - at
             if small > 0:
                 count = min(count, small, (_GROWTH - 1) * at + _GROWTH)
-                return count, int(ends[at + count - 1]) - before
         size = int(ends[at + count - 1]) - before
-        if size < (total - before) * _ENOUGH and not found.is_ascending and not self._has_shrunk:
+        if size > room and room < self._budget:
+            least = size // 2
+            if coming > least:
+                return 0, 0
+            count = int(np.searchsorted(ends, before + room, side="right")) - at
+            size = int(ends[at + count - 1]) - before if count > 0 else 0
+            if size < least or count <= 0:
+                return 0, 0
+        if found.number == 1 and before + size <= min(total, limit) // _SMALL:
+            return count, size
+        if found.are_held and size < (total - before) * _ENOUGH and not found.is_ascending and not self._has_shrunk:
             self._say_shrunk(found, size)
         return count, size
 
@@ -264,8 +286,8 @@ class Chunks:
             return
         self._has_shrunk = True
         what = (
-            f"of a window of {int(found.ends[-1])} bytes only {size} can be read at once, half of the {self._budget} "
-            "that may be held, so its runs are read in pieces"
+            f"of a window of {int(found.ends[-1])} bytes only {size} can be read at once, since no more than "
+            f"{self._budget} may be held, so its runs are read in pieces"
         )
         self._maker.report.add("window_shrunk", Place(message=what))
         logger.info("%s: give more with ReadAhead(bytes=...), or make the window of Shuffle smaller", what)
@@ -289,22 +311,24 @@ class Chunks:
 
     def _sized(self, block: Block, mine: range, *, is_last: bool) -> _Steps:
         taken = block.samples(mine)
-        sizes = np.zeros(len(taken.samples), np.int64)
+        sizes, are_held = np.zeros(len(taken.samples), np.int64), False
         for source, reader in enumerate(self._maker.readers):
             here = _of_source(taken, source)
-            sizes[here] = reader.sizes(taken.samples[here])
-        is_mapped = not sizes.any()
-        self._most = _MAPPED_POSITIONS if is_mapped else _POSITIONS
+            sizes[here], some = reader.ahead.sizes(taken.samples[here])
+            are_held = are_held or some
+        self._most = _POSITIONS if are_held else _MAPPED_POSITIONS
         of_step = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])[np.cumsum(taken.counts)]
         number, self._planned = self._planned, self._planned + 1
-        return _Steps(number, block, mine, of_step, bool((np.diff(taken.samples) >= 0).all()), is_last)
+        return _Steps(
+            number, block, mine, len(sizes), of_step, are_held, bool((np.diff(taken.samples) >= 0).all()), is_last
+        )
 
     def _read(self, block: Block, steps: range, *, is_held: bool) -> list[Window]:
         if not is_held:
-            return [reader.window for reader in self._maker.readers]
+            return [reader.ahead.nothing for reader in self._maker.readers]
         taken = block.samples(steps)
         return [
-            reader.read_ahead(taken.samples[_of_source(taken, source)])
+            reader.ahead.read(taken.samples[_of_source(taken, source)])
             for source, reader in enumerate(self._maker.readers)
         ]
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shardset.decoding.batches import stack
-from shardset.errors import MissingExtraError, ShardsetError
+from shardset.errors import MissingExtraError, SampleError, ShardsetError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardset.dataset.dataset import Dataset
+    from shardset.dataset.views import Pack
 
     from .batches import Maker, Making
 
@@ -39,12 +41,11 @@ def columns_of(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {name: stack([sample[name] for sample in samples]) for name in names}
 
 
-def describe(maker: Maker, making: Making) -> dict[str, Any]:
+def describe(maker: Maker, making: Making, epoch: int) -> dict[str, Any]:
     """Return what a batch says of its samples: keys, shards, offsets, numbers, sources, repeats."""
     kept = making.kept
-    rows: list[Any] = [making.rows[place] for place in kept]
     samples = np.array(making.numbers, np.int64)[kept]
-    about: dict[str, Any] = {"__key__": [row["__key__"] for row in rows]}
+    about: dict[str, Any] = {"__key__": making.keys}
     if making.sources is None:
         shards, offsets = _places(maker.readers[0].dataset, samples)
     else:
@@ -60,11 +61,23 @@ def describe(maker: Maker, making: Making) -> dict[str, Any]:
         about["__source__"] = [maker.names[making.sources[place]] for place in kept]
     share = making.share
     padding = share.picks.repeated
-    if padding is not None or (len(share.epochs) and share.epochs[-1] > share.epochs[0]):
-        repeated = share.epochs > share.epochs[0] if padding is None else (share.epochs > share.epochs[0]) | padding
+    if padding is not None or (len(share.epochs) and share.epochs[-1] > epoch):
+        repeated = share.epochs > epoch if padding is None else (share.epochs > epoch) | padding
         if repeated.any():
             about["__repeated__"] = repeated[kept] if share.picks.ends is None else repeated
     return about
+
+
+def gather_columns(maker: Maker, making: Making) -> dict[str, Any]:
+    """Return the columns of the catalog, or of joined tables, that a batch is to have."""
+    samples = np.array(making.numbers, np.int64)[making.kept]
+    if making.sources is None:
+        found: dict[str, Any] = maker.columns[0].at(samples)
+    else:
+        sources = np.array(making.sources, np.int32)[making.kept]
+        parts = [maker.columns[source].at(samples[[at]]) for at, source in enumerate(sources.tolist())]
+        found = {name: np.concatenate([part[name] for part in parts]) for name in maker.columns[0].values}
+    return {name: values.tolist() if values.dtype.kind == "O" else values for name, values in found.items()}
 
 
 def _places(dataset: Dataset, samples: Int64s) -> tuple[list[str], Int64s]:
@@ -82,26 +95,31 @@ def _places(dataset: Dataset, samples: Int64s) -> tuple[list[str], Int64s]:
     return [urls[number] for number in numbers], offsets
 
 
-def packed(batch: dict[str, Any], ends: Int64s, size: int) -> dict[str, Any]:
+def packed(batch: dict[str, Any], ends: Int64s, pack: Pack, lengths: NDArray[Any]) -> dict[str, Any]:
     """Return a batch of packs in place of one of samples.
 
     Args:
         batch: Values by field, a value a sample.
         ends: int64, the sample behind the last of each pack.
-        size: The most that the lengths of a pack add up to.
+        pack: How samples are packed.
+        lengths: The length of each sample, as its column has it.
 
     Returns:
-        For a field of arrays of one dimension, that fit: one array of shape (packs, size), the samples of a pack one
-        behind the other, zeros behind the last; and under ``NAME__lengths`` a list with the lengths of the samples of
-        each pack (int64). For any other field, a list with a list of values for each pack.
+        For a field of arrays of one dimension that are as long as the column says: one array of shape (packs, size),
+        the samples of a pack one behind the other, zeros behind the last; and under ``NAME__lengths`` a list with the
+        lengths of the samples of each pack (int64). For any other field, a list with a list of values for each pack.
+
+    Raises:
+        SampleError: Most arrays of a field are as long as the column says, and one is not.
     """
-    spans = list(zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True))
+    spans = list(pairwise([0, *ends.tolist()]))
     made: dict[str, Any] = {}
     for name, values in batch.items():
         if name.startswith("__"):
             made[name] = [values[start:stop] for start, stop in spans]
             continue
-        joined = _joined(list(values), spans, size)
+        _check_lengths(name, values, batch, pack, lengths)
+        joined = _joined(list(values), spans, pack.size, lengths)
         if joined is None:
             made[name] = [list(values[start:stop]) for start, stop in spans]
         else:
@@ -109,14 +127,31 @@ def packed(batch: dict[str, Any], ends: Int64s, size: int) -> dict[str, Any]:
     return made
 
 
-def _joined(values: list[Any], spans: list[tuple[int, int]], size: int) -> tuple[NDArray[Any], list[Int64s]] | None:
-    """Return the arrays of each pack one behind the other, and their lengths; None if they cannot be put so."""
+def _check_lengths(name: str, values: Any, batch: dict[str, Any], pack: Pack, lengths: NDArray[Any]) -> None:
+    """Refuse an array that is not as long as its sample's length, where those of most samples are."""
+    found = [len(value) if isinstance(value, np.ndarray) and value.ndim == 1 else -1 for value in values]
+    is_right = np.array(found, np.int64) == lengths
+    if 2 * int(is_right.sum()) > len(found) and not is_right.all():
+        at = int(np.argmin(is_right))
+        raise SampleError(
+            f"sample {batch['__key__'][at]!r} has {found[at]} elements in {name!r}, and its {pack.length!r} is "
+            f"{lengths[at]}",
+            shard=batch["__shard__"][at],
+            key=batch["__key__"][at],
+            hint=f"packs are made by the column {pack.length!r}: mend it, or leave the sample out with select",
+        )
+
+
+def _joined(
+    values: list[Any], spans: list[tuple[int, int]], size: int, stated: NDArray[Any]
+) -> tuple[NDArray[Any], list[Int64s]] | None:
+    """Return the arrays of each pack one behind the other, and their lengths; None if they are not what is packed."""
     if not all(isinstance(value, np.ndarray) and value.ndim == 1 for value in values):
         return None
     kinds = {value.dtype for value in values} or {np.dtype(np.int64)}
-    lengths = [np.array([len(value) for value in values[start:stop]], np.int64) for start, stop in spans]
-    if len(kinds) > 1 or any(int(each.sum()) > size for each in lengths):
+    if len(kinds) > 1 or any(len(value) != length for value, length in zip(values, stated.tolist(), strict=True)):
         return None
+    lengths = [np.array([len(value) for value in values[start:stop]], np.int64) for start, stop in spans]
     joined = np.zeros((len(spans), size), kinds.pop())
     for row, (start, stop) in zip(joined, spans, strict=True):
         if start < stop:

@@ -62,16 +62,19 @@ def views_of(source: Source) -> tuple[Selection, ...]:
     )
 
 
-def make_feed(source: Source, shuffle: Shuffling, seed: int, unit: int, state: LoaderState | None) -> Made:
+def make_feed(
+    source: Source, shuffle: Shuffling, seed: int, step: int, state: LoaderState | None, *, unit: int | None = None
+) -> Made:
     """Make the feed of a source.
 
     Args:
         source: What is loaded.
         shuffle: How, unless the state says it.
         seed: What the order follows from.
-        unit: The global batch: that of buckets, where they leave it open.
+        step: Positions of a global step.
         state: The state that the loader goes on from, in the epoch that it is of: it decides sizes of windows, and how
             many shards there are.
+        unit: Samples of a bucket in a row, where buckets leave that open; by default a step.
 
     Raises:
         StateError: The state does not fit.
@@ -90,12 +93,12 @@ def make_feed(source: Source, shuffle: Shuffling, seed: int, unit: int, state: L
             "shards were appended to a dataset of a mixture, whose sources go on from epoch to epoch",
             hint="begin a new run, or load the datasets without the shards that were appended",
         )
-    feed = _make(source, views, resolved, seed, unit)
+    feed = _make(source, views, resolved, seed, unit or step)
     if state is not None:
         feed.load_state(state.feed)
-    if feed.unit and feed.unit % unit:
+    if feed.unit and feed.unit % step:
         raise ValueError(
-            f"a step takes {unit} samples, which is no divisor of the {feed.unit} that come of one bucket in a row - "
+            f"a step takes {step} samples, which is no divisor of the {feed.unit} that come of one bucket in a row - "
             "set Buckets(unit=...) to a multiple of every batch_size * world_size that is to be used"
         )
     return Made(feed, resolved, shards)

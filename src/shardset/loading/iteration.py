@@ -75,7 +75,6 @@ class Pass:
         pool = ThreadPoolExecutor(self._threads, "shardset-load")
         batches: deque[_Batch] = deque()
         try:
-            chunks.begin()
             while True:
                 while len(batches) <= self._most:
                     taken = chunks.take(is_needed=not batches)
@@ -93,6 +92,7 @@ class Pass:
                 for future in batch.futures:
                     future.result()
                 chunk = batch.taken.chunk
+                chunks.work_ahead()
                 yield batch.taken.share.step, batch.making, batch.taken.is_last
                 del batch
                 chunks.release(chunk)

@@ -6,37 +6,40 @@ import operator
 import os
 from dataclasses import replace
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from shardset.decoding.batches import BatchDecoder
-from shardset.decoding.options import Decode
+from shardset.errors import StateError
 from shardset.policy import Report
 
+from .arguments import MEANT, check_arguments, check_function, check_names, check_seed, no_step
 from .bucketing import BucketFeed
 from .feeds import make_feed
-from .fields import parse_fields
 from .iteration import Pass
 from .loader_state import LoaderState, load_state, save_state
-from .metrics import Meter, Metrics, ProgressLine
+from .metrics import Meter, Metrics
 from .mixing import MixFeed, Mixture
-from .options import Options
-from .order import resolve
 from .ranks import find_share
-from .read_ahead import ReadAhead
-from .steps import TAILS, Steps, Tail
 from .trace import Traced, trace_positions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import TextIO
 
+    from shardset.decoding.options import Decode
     from shardset.policy import Policy
 
     from .batches import Maker, Map
     from .bucketing import BucketSummary
     from .feed import Feed
     from .feeds import Made, Shuffling, Source
+    from .read_ahead import ReadAhead
+    from .steps import Steps, Tail
     from .workers import Workers
+
+
+_OWN: Final = frozenset({"_made", "_meter", "_lock", "_pool", "report"})
+"""What a copy of a loader has its own of."""
 
 
 class _Place(NamedTuple):
@@ -110,29 +113,20 @@ class Loader:
         policy: Policy | None = None,
         read_ahead: ReadAhead | None = None,
     ) -> None:
-        batch_size = operator.index(batch_size)
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}, not positive")
-        if tail not in TAILS:
-            raise ValueError(f"tail={tail!r}: it is one of {', '.join(map(repr, TAILS))}")
-        if (rank is None) != (world_size is None):
-            raise ValueError("rank and world_size are given together, or neither")
-        if rank is not None and world_size is not None and not 0 <= rank < world_size:
-            raise ValueError(f"rank {rank} of a world of {world_size}")
-        resolve(shuffle, 1, 1)  # a wrong setting is told here
-        self._source = dataset
-        self._options = Options(
-            batch_size,
-            shuffle,
-            rank,
-            world_size,
-            tail,
-            parse_fields(fields),
-            Decode() if decode is True else decode or None,
-            policy,
-            read_ahead or ReadAhead(),
+        self._options = check_arguments(
+            dataset,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            rank=rank,
+            world_size=world_size,
+            tail=tail,
+            fields=fields,
+            decode=decode,
+            policy=policy,
+            read_ahead=read_ahead,
         )
-        self._seed = operator.index(seed)
+        self._source = dataset
+        self._seed = check_seed(seed)
         self._place = _Place(0, 0)
         self._state: LoaderState | None = None
         self._goes_on = False
@@ -141,7 +135,10 @@ class Loader:
         self._meter = Meter()
         self._weights: dict[str, Any] | None = None
         self._decoder: BatchDecoder | None = None
+        self._unit: int | None = None  # that of buckets, from a state
         self._is_changed = False
+        self._run = 0  # which iteration is the present one
+        self._pool: tuple[int, Workers] | None = None
         self._lock = Lock()  # feeds are for one thread at a time, and one reads ahead
         self.report = Report()
 
@@ -160,19 +157,39 @@ class Loader:
             function: Takes a dict of decoded fields, with ``__key__``, ``__shard__``, ``__index__`` and ``__seed__`` (a
                 number that depends on seed, epoch and position alone, for random augmentations); gives a dict.
             processes: In how many processes samples are decoded and mapped, for functions that keep Python busy; 0 for
-                the threads of this one. The function must pickle then.
+                the threads of this one. The function must pickle then. The processes stay for as long as the loader.
+
+        What the function raises is raised, whatever the policy says of data.
 
         Raises:
+            TypeError: It is no function, or cannot go to another process.
             ValueError: `processes` is negative.
         """
-        if processes < 0:
-            raise ValueError(f"processes={processes}: it is 0 or more")
+        check_function(function, processes)
         most = max(processes, self._options.processes)
         return self._with(maps=(*self._options.maps, function), processes=most)
 
     def collate(self, function: Callable[[list[dict[str, Any]]], Any]) -> Loader:
         """Return a loader that has a function make each batch of a list of samples, as those of `map` are."""
+        check_function(function, 0)
         return self._with(collate=function)
+
+    def columns(self, *names: str) -> Loader:
+        """Return a loader whose batches have columns of the catalog, or of joined tables, beside the fields.
+
+        So ``width`` and ``height`` are the sizes in which images are shown, before any resizing; ``score`` a column of
+        a table that ``ds.select(columns=...)`` joined. docs/selecting.md has those of the catalog. Functions of `map`
+        get them too. A value that is not known is an error, as `Selection.column` says.
+        """
+        return self._with(columns=(*self._options.columns, *names))
+
+    def views(self) -> Loader:
+        """Return a loader that leaves payloads that are not decoded as views (`memoryview`), which copies none of them.
+
+        What `Sample.view` says of views holds: one holds on to the memory map of its shard, or to what was read ahead
+        with it, and a shard that is cut short while it is mapped ends the process.
+        """
+        return self._with(views=True)
 
     def torch(self, *, pin: bool = False) -> Loader:
         """Return a loader whose arrays are tensors over the same memory; in pinned memory, copied there, if asked."""
@@ -237,7 +254,8 @@ class Loader:
         # The datasets of a mixture go on from epoch to epoch, and so does what a state says of them.
         if self._made is not None and (self._made[0] is state or isinstance(self._source, Mixture)):
             return self._made[1]
-        made = make_feed(self._source, self._options.shuffle, self._seed, self._options.steps().size, state)
+        step = self._options.steps().size
+        made = make_feed(self._source, self._options.shuffle, self._seed, step, state, unit=self._unit)
         if state is None and self._weights is not None:
             made.feed.load_state(self._weights)
         self._made = state, made
@@ -279,6 +297,7 @@ class Loader:
         self._is_changed = True  # what was read ahead was read for the old ones
 
     def _move(self, place: _Place) -> None:
+        self._run += 1
         self._place = place
         self._goes_on = self._is_worker_state = False
         if self._state is not None and self._state.epoch != place.epoch:
@@ -289,29 +308,44 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         if not self._goes_on:
             self._place = self._place._replace(position=0)
-        return self._batches()
+        self._run += 1
+        return self._batches(self._run)
 
-    def _batches(self) -> Iterator[Any]:
-        epoch, position = self._place
+    def _check_run(self, run: int) -> None:
+        if run != self._run:
+            raise RuntimeError(
+                "this iteration is over: another one of the loader was begun, or load_state_dict or set_epoch called"
+            )
+
+    def _begin(self, epoch: int, position: int) -> tuple[Steps, Feed]:
+        """Return what a pass goes through, and look whether there is anything to go through."""
         with self._lock:
             steps, feed = self._options.steps(), self._made_for(epoch).feed
+            check_names(self._options, feed)
             feed.account(epoch, self.report)
+            if not position and steps.after(feed, epoch, 0) is None:
+                raise no_step(self._source, feed, steps, epoch)
+        return steps, feed
+
+    def _batches(self, run: int) -> Iterator[Any]:
+        self._check_run(run)
+        epoch, position = self._place
+        steps, feed = self._begin(epoch, position)
         share = find_share()
         stride = share.num_workers
         skip = 0 if self._is_worker_state else share.worker
         self._goes_on = False
-        line = self._progress_line()
+        line = self._options.progress_line()
         total = steps.left(feed, epoch, 0) if line is not None else None
-        process, running, workers = os.getpid(), None, None
+        process, running = os.getpid(), None
         try:
-            workers = self._options.workers(self._source)
-            maker = self._maker(feed, workers)
+            maker = self._maker(feed)
             running = self._pass(maker, steps, _Place(epoch, position), skip, stride)
             while True:
                 self._meter.ask()
                 if os.getpid() != process:  # forked: the threads are in the parent
-                    process, workers, self._lock = os.getpid(), self._options.workers(self._source), Lock()
-                    maker = self._maker(feed, workers)
+                    process, self._lock = os.getpid(), Lock()
+                    maker = self._maker(feed)
                     running = self._pass(maker, steps, self._place, 0, stride)
                 elif self._is_changed:
                     running.close()
@@ -321,6 +355,7 @@ class Loader:
                 if found is None:  # not a single step
                     self._move(_Place(epoch + 1, 0))
                     break
+                self._check_run(run)
                 step, making, is_last = found
                 batch = self._options.complete(self._source, maker, making, epoch)
                 self._place = _Place(epoch + 1, 0) if is_last else _Place(epoch, step.stop + (stride - 1) * steps.size)
@@ -335,16 +370,14 @@ class Loader:
                     break
             if line is not None:
                 line.show(epoch, total or 0, total, self.metrics, last=True)
+        except BaseException as error:
+            # Ctrl-C, most of all; who only leaves the loop early begins another one with the same processes.
+            if self._pool is not None and os.getpid() == process and not isinstance(error, GeneratorExit):
+                self._pool[1].close()
+            raise
         finally:
-            if os.getpid() == process:
-                if running is not None:
-                    running.close()
-                if workers is not None:
-                    workers.close()
-
-    def _progress_line(self) -> ProgressLine | None:
-        wanted = self._options.progress
-        return None if wanted is False else ProgressLine(None if wanted is True else wanted)
+            if running is not None and os.getpid() == process:
+                running.close()
 
     def _pass(self, maker: Maker, steps: Steps, place: _Place, skip: int, stride: int) -> Any:
         return iter(
@@ -361,10 +394,19 @@ class Loader:
             )
         )
 
-    def _maker(self, feed: Feed, workers: Workers | None) -> Maker:
-        # With the memory of the batches of passes before.
+    def _workers(self) -> Workers | None:
+        """Return the processes that samples are mapped in, which are those of the pass before if they still work."""
+        pool, process = self._pool, os.getpid()
+        if pool is None or pool[0] != process or pool[1].is_broken:
+            workers = self._options.workers(self._source)
+            self._pool = None if workers is None else (process, workers)
+            return workers
+        return pool[1]
+
+    def _maker(self, feed: Feed) -> Maker:
+        # It keeps the memory of batches.
         decoder = self._decoder = self._decoder or BatchDecoder(self._options.decode_of(self._source))
-        return self._options.maker(self._source, feed, decoder, workers, report=self.report, seed=self._seed)
+        return self._options.maker(self._source, feed, decoder, self._workers(), report=self.report, seed=self._seed)
 
     # States.
 
@@ -384,6 +426,8 @@ class Loader:
         with self._lock:
             if batch is not None:
                 epoch, position, worker = int(batch["__epoch__"]), int(batch["__position__"]), False
+                if epoch < 0 or position < 0:
+                    raise ValueError(f"a batch of epoch {epoch} and position {position} is none of a Loader")
                 if (
                     self._options.steps().after(self._made_for(epoch).feed, epoch, position) is None
                 ):  # it was the last one
@@ -404,7 +448,13 @@ class Loader:
         """
         loaded = load_state(state, self._source, appended=appended)
         made = make_feed(self._source, self._options.shuffle, loaded.seed, self._options.steps().size, loaded)
+        with self._lock:
+            count = made.feed.count(loaded.epoch, loaded.position)
+        if loaded.position > count and not loaded.is_worker:
+            raise StateError(f"the state stands at position {loaded.position} of an epoch of {count}")
+        self._run += 1
         self._seed, self._state, self._made = loaded.seed, loaded, (loaded, made)
+        self._unit = made.feed.unit or None
         self._weights = loaded.feed if isinstance(self._source, Mixture) else None
         self._place = _Place(loaded.epoch, loaded.position)
         self._goes_on, self._is_worker_state = True, loaded.is_worker
@@ -426,21 +476,20 @@ class Loader:
         """
         epoch = self.epoch if epoch is None else operator.index(epoch)
         with self._lock:
-            feed = self._made_for(epoch).feed
-            return trace_positions(
-                feed, self._options.steps(), epoch, step=step, positions=positions, names=self._names
-            )
-
-    @property
-    def _names(self) -> tuple[str, ...] | None:
-        return getattr(self._source, "names", None)
+            feed, steps = self._made_for(epoch).feed, self._options.steps()
+            names = getattr(self._source, "names", None)
+            return trace_positions(feed, steps, epoch, step=step, positions=positions, names=names)
 
     def __getstate__(self) -> dict[str, Any]:
-        # What was measured and skipped stays with this one; the feed is made again from what it was made of.
-        return {name: value for name, value in vars(self).items() if name not in {"_made", "_meter", "_lock", "report"}}
+        return {name: value for name, value in vars(self).items() if name not in _OWN}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _made=None, _meter=Meter(), _lock=Lock(), report=Report())
+        vars(self).update(state, _made=None, _pool=None, _meter=Meter(), _lock=Lock(), report=Report())
+
+    def __getattr__(self, name: str) -> Any:
+        meant = f": here it is {MEANT[name]}" if name in MEANT else ""
+        raise AttributeError(f"a Loader has no {name!r}{meant}")
 
     def __repr__(self) -> str:
-        return f"Loader({self._source!r}, batch_size={self.batch_size}, epoch={self.epoch}, position={self.position})"
+        said = self._options.shown(self._source, self._seed)
+        return f"<Loader({said}) at epoch {self.epoch}, position {self.position}>"

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .feeds import Made, Source
 
 VERSION: Final = 1
+_MOST: Final = (1 << 64) - 1
 _OWN: Final = frozenset({"loader", "seed", "epoch", "position", "order", "data", "select", "every"})
 
 
@@ -98,7 +99,9 @@ def load_state(state: Mapping[str, Any], source: Source, *, appended: bool) -> L
     prints = tuple(parse_fingerprint(value) for value in data)
     for view, stated in zip(views, prints, strict=True):
         check_fingerprint(stated, view.dataset, appended=appended)
-    digests = state.get("select") or [""] * len(views)
+    digests = state.get("select", [""] * len(views))
+    if not isinstance(digests, list | tuple) or len(digests) != len(views):
+        raise StateError(f"the state's select is {digests!r}")
     for view, stated, digest in zip(views, prints, digests, strict=True):
         here = view.digest
         if view.numbers is not None and stated.samples < len(view.dataset):
@@ -113,8 +116,8 @@ def load_state(state: Mapping[str, Any], source: Source, *, appended: bool) -> L
             )
     return LoaderState(
         _whole(state, "seed", least=None),
-        _whole(state, "epoch"),
-        _whole(state, "position"),
+        _whole(state, "epoch", most=_MOST >> 32),
+        _whole(state, "position", most=_MOST >> 2),
         resolved,
         prints,
         {name: value for name, value in state.items() if name not in _OWN},
@@ -129,8 +132,8 @@ def _list(state: Mapping[str, Any], name: str) -> list[Any]:
     return list(value)
 
 
-def _whole(state: Mapping[str, Any], name: str, least: int | None = 0) -> int:
+def _whole(state: Mapping[str, Any], name: str, least: int | None = 0, most: int = _MOST) -> int:
     value = state.get(name)
-    if type(value) is not int or (least is not None and value < least):
+    if type(value) is not int or not (-_MOST if least is None else least) <= value <= most:
         raise StateError(f"the state's {name} is {value!r}")
     return value

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from shardset.dataset.columns import known_fields
 from shardset.dataset.views import Bucketed, Packed
 
-from .batches import Maker
-from .collation import as_tensors, columns_of, describe, packed
+from .batches import Maker, ViewColumns
+from .collation import as_tensors, columns_of, describe, gather_columns, packed
+from .metrics import ProgressLine
+from .packing import PackFeed
 from .payloads import PayloadReader
 from .ranks import find_share
 from .steps import Steps
@@ -30,6 +33,9 @@ if TYPE_CHECKING:
     from .steps import Tail
 
 
+_MOST_FIELDS: Final = 256
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """What a loader was asked to do; `Loader` says what each is."""
@@ -46,6 +52,8 @@ class Options:
     maps: tuple[Map, ...] = ()
     processes: int = 0
     collate: Callable[[list[dict[str, Any]]], Any] | None = None
+    views: bool = False
+    columns: tuple[str, ...] = ()
     tensors: bool = False
     pin: bool = False
     progress: TextIO | bool = False
@@ -57,6 +65,18 @@ class Options:
             share = find_share()
             rank, world_size = share.rank, share.world_size
         return Steps(self.batch_size, rank, world_size, self.tail)
+
+    def shown(self, source: Source, seed: int) -> str:
+        """Return what was asked for as the arguments of a call, without what is usual."""
+        said = [f"{source!r}", f"batch_size={self.batch_size}"]
+        said += [f"shuffle={self.shuffle!r}", f"seed={seed}"] if self.shuffle else []
+        if self.world_size is not None:
+            said.append(f"rank={self.rank}, world_size={self.world_size}")
+        return ", ".join(said)
+
+    def progress_line(self) -> ProgressLine | None:
+        """Return what shows how far an epoch is, if that was asked for."""
+        return None if self.progress is False else ProgressLine(None if self.progress is True else self.progress)
 
     def decode_of(self, source: Source) -> Decode | None:
         """Return how fields are decoded: images of buckets as these say.
@@ -78,10 +98,20 @@ class Options:
         self, source: Source, feed: Feed, decoder: BatchDecoder, workers: Workers | None, *, report: Report, seed: int
     ) -> Maker:
         """Return what makes the batches of a pass."""
-        policy = self.policy or feed.views[0].dataset.policy
+        policy = self._policy_for(feed)
+        opened = {
+            field
+            for name, choices in (self.fields.names or {}).items()
+            for field in choices
+            if not decoder.reads(name) or not decoder.reads(field)
+        }
         readers = [
             PayloadReader(
-                view.dataset, self.fields, leave=lambda field: not decoder.reads(field), policy=policy, report=report
+                view.dataset,
+                self.fields,
+                leave=lambda field: field in opened or not decoder.reads(field),
+                policy=policy,
+                report=report,
             )
             for view in feed.views
         ]
@@ -91,6 +121,7 @@ class Options:
             getattr(source, "names", None),
             decoder,
             self.decode is not None,
+            self.decode is None and not self.views,
             self.maps,
             bool(self.maps) or self.collate is not None,
             workers,
@@ -98,7 +129,36 @@ class Options:
             report,
             seed,
             self.tail != "exact",
+            tuple(ViewColumns(view, {name: view.column(name) for name in self.columns}) for view in feed.views),
+            self._names(feed),
+            self.fields.names is not None,
         )
+
+    def _policy_for(self, feed: Feed) -> Policy:
+        """Return the policy, whose defaults go by names in the batch and by fields alike."""
+        policy = self.policy or feed.views[0].dataset.policy
+        defaults = dict(policy.defaults)
+        for name, choices in (self.fields.names or {}).items():
+            given = next((each for each in (name, *choices) if each in policy.defaults), None)
+            if given is not None:
+                defaults |= dict.fromkeys((name, *choices), policy.defaults[given])
+        return replace(policy, defaults=defaults)
+
+    def _names(self, feed: Feed) -> tuple[str, ...]:
+        """Return the names that every batch has.
+
+        Raises:
+            ValueError: No field was named, and there are too many to give them all.
+        """
+        if self.fields.names is not None:
+            return tuple(self.fields.names)
+        known = sorted(set().union(*(known_fields(view.dataset.catalog) for view in feed.views)))
+        if len(known) > _MOST_FIELDS:
+            raise ValueError(
+                f"samples have {len(known)} different fields ({known[0]!r}, {known[1]!r}, ...): name those that "
+                "batches are to have"
+            )
+        return tuple(known)
 
     def complete(self, source: Source, maker: Maker, making: Making, epoch: int) -> Any:
         """Put a batch together, when its tasks are done.
@@ -115,9 +175,11 @@ class Options:
             batch = {**stamp, **batch}
         else:
             values = columns_of(making.samples) if maker.as_samples else values
-            batch = {**values, **describe(maker, making)}
+            columns = gather_columns(maker, making) if self.columns else {}
+            batch = {**columns, **values, **describe(maker, making, epoch)}
             if making.ends is not None:
                 assert isinstance(source, Packed)  # noqa: S101 - nothing else has packs
-                batch = packed(batch, making.ends, source.pack.size)
+                assert isinstance(maker.feed, PackFeed)  # noqa: S101 - of these
+                batch = packed(batch, making.ends, source.pack, maker.feed.lengths(batch["__index__"]))
             batch |= stamp
         return as_tensors(batch, pin=self.pin) if self.tensors else batch

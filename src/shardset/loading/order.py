@@ -77,6 +77,7 @@ LARGEST_WINDOW: Final = 1 << 20
 """Samples of a window, at most."""
 _LANE: Final = 8
 """Runs that a lane has at least, or else there are fewer lanes: of one run alone a lane is no mixture."""
+_MOST_RUNS: Final = 1 << 24
 _MOST_LANES: Final = 1 << 16
 
 Kind = Literal["sequential", "windowed", "random"]
@@ -426,7 +427,12 @@ class Resolved:
         """
         match value:
             case [str(kind), int(run), int(runs), int(lanes)] if (
-                kind in get_args(Kind) and min(run, runs, lanes) >= 1 and runs % lanes == 0
+                kind in get_args(Kind)
+                and bool not in {type(run), type(runs), type(lanes)}
+                and 1 <= run <= LARGEST_WINDOW
+                and 1 <= lanes <= _MOST_LANES
+                and lanes <= runs <= _MOST_RUNS
+                and runs % lanes == 0
             ):
                 return cls(cast("Kind", kind), run, runs, lanes)
         raise ValueError(f"{value!r} is no order")

@@ -115,8 +115,17 @@ class PackFeed:
         self._lengths, self._size = _whole(view, pack)
         self._num_windows = -(-len(self._lengths) // pack.window)
         self._digest: int | None = None
+        self._stated: NDArray[Any] | None = None
         self._counts: dict[int, _Counts] = {}
         self._windows: dict[tuple[int, int], _Window] = {}
+
+    def lengths(self, samples: Int64s) -> NDArray[Any]:
+        """Return the lengths of some of the view's samples, as the column has them, by their numbers in the dataset."""
+        if self._stated is None:
+            self._stated = self.views[0].column(self.pack.length)
+        numbers = self.views[0].numbers
+        stated: NDArray[Any] = self._stated[samples if numbers is None else np.searchsorted(numbers, samples)]
+        return stated
 
     def count(self, epoch: int, most: int | None = None) -> int:
         """As `Feed.count`. Without `most` every window of the epoch is packed, at about a microsecond a sample."""

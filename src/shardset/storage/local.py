@@ -9,6 +9,7 @@ import os
 import stat
 import threading
 from collections import OrderedDict
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
@@ -135,6 +136,27 @@ class LocalReader:
         if not self._may_map:
             return None
         return self._open_map()
+
+    @staticmethod
+    def can_advise() -> bool:
+        """Tell whether the system can be told what will be read, and asked what it has in memory."""
+        return hasattr(os, "posix_fadvise") and hasattr(os, "RWF_NOWAIT")
+
+    def advise(self, offsets: Iterable[int], lengths: Iterable[int]) -> None:
+        """Tell the system that ranges will soon be read: it begins to bring into memory what is not there."""
+        with suppress(OSError):  # a wish
+            for offset, length in zip(offsets, lengths, strict=True):
+                os.posix_fadvise(self._handle, offset, length, os.POSIX_FADV_WILLNEED)
+
+    def is_in_memory(self, offset: int) -> bool:
+        """Tell whether the system has the byte at an offset in memory; where it cannot tell, it has."""
+        try:
+            os.preadv(self._handle, [bytearray(1)], offset, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
 
     def _open_map(self) -> memoryview | None:
         size = os.fstat(self._handle).st_size
