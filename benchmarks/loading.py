@@ -59,7 +59,7 @@ def run(root: Path, *, quick: bool) -> list[Result]:
     for what, corpus in (("10 KB", small(quick=quick)), ("100 KB", large(quick=quick))):
         folder = corpus.make(root)
         shardset.index_dataset(str(folder))
-        results.append(_raw(f"raw samples of {what} in batches of 64", folder))
+        results += _raw(f"raw samples of {what} in batches of 64", folder)
     for photographs in (Photographs(256, 4 if quick else 16, 512), Photographs(512, 8 if quick else 16, 256)):
         folder = photographs.make(root)
         shardset.index_dataset(str(folder))
@@ -68,18 +68,20 @@ def run(root: Path, *, quick: bool) -> list[Result]:
     return results
 
 
-def _raw(what: str, folder: Path) -> Result:
-    with ExitStack() as stack:
-        ours, peer = (stack.enter_context(Loading(name, "raw", folder, 0)) for name in ("shardset", "webdataset"))
-        check(ours.ask("check") == peer.ask("check"), f"payloads of {what}")
-        return _beside(
-            what,
-            ours,
-            peer,
-            ('Loader(ds, 64, fields=["jpg", "json", "cls"])', "to_tuple, batched(64), WebLoader of two workers"),
-            delivers="lists of 64 payloads as bytes, of three fields",
-            goal=10.0,
-        )
+def _raw(what: str, folder: Path) -> list[Result]:
+    results: list[Result] = []
+    for setup, kind, call in (("raw", "bytes", ""), ("views", "views", ".views()")):
+        with ExitStack() as stack:
+            ours = stack.enter_context(Loading("shardset", setup, folder, 0))
+            peer = stack.enter_context(Loading("webdataset", "raw", folder, 0))
+            check(ours.ask("check") == peer.ask("check"), f"payloads of {what}")
+            calls = (
+                f'Loader(ds, 64, fields=["jpg", "json", "cls"]){call}',
+                "to_tuple, batched(64), WebLoader of two workers, as bytes",
+            )
+            delivers = f"lists of 64 payloads of three fields, ours as {kind}"
+            results.append(_beside(f"{what}, as {kind}", ours, peer, calls, delivers=delivers, goal=10.0))
+    return results
 
 
 def _decoded(photographs: Photographs, folder: Path) -> list[Result]:
