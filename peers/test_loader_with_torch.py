@@ -12,10 +12,13 @@ import json
 import os
 import pickle
 import random
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from contextlib import closing, suppress
 from itertools import islice, zip_longest
 from pathlib import Path
 
@@ -29,7 +32,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import shardset
 from shards import write_dataset, write_shard
 from shardset.decoding.options import Decode
-from shardset.errors import DecodeError, ShardsetError, StateError
+from shardset.errors import DecodeError, NoSamplesError, ShardsetError, StateError
 from shardset.integrations.torch import IterableDataset, MapDataset
 from shardset.loading.loader import Loader
 from shardset.policy import Policy
@@ -114,19 +117,20 @@ def test_the_stream_is_the_same_however_workers_start(dataset, method, persisten
     assert indices(loader) == want[1]
 
 
-def test_more_workers_than_steps_and_an_epoch_without_steps_are_no_trouble(dataset):
-    want = orders(dataset, 2)
-    for batch_size, size in [(25, 50), (60, 0)]:
-        _, loader = make(dataset, batch_size, workers=4)
-        assert [indices(loader) for _ in range(2)] == [order[:size] for order in want]
-        assert len(loader) == size // batch_size
+def test_more_workers_than_steps_are_no_trouble_and_an_epoch_without_a_step_is_an_error(dataset):
+    _, loader = make(dataset, 25, workers=4)
+    assert [indices(loader) for _ in range(2)] == [order[:50] for order in orders(dataset, 2)]
+    assert len(loader) == 2
+    _, loader = make(dataset, 60, workers=4)
+    with pytest.raises(NoSamplesError, match="an epoch has no step"):
+        list(loader)
 
 
 def test_buckets_and_packs_and_mixtures_go_through_workers(dataset):
     from shardset.dataset.views import Pack
     from shardset.loading.mixing import mix
 
-    packed = dataset.packed(Pack(length="bytes", size=4000))
+    packed = dataset.packed(Pack(length="bytes", size=400))
     mixed = mix({"a": dataset, "b": dataset}, weights={"a": 3, "b": 1})
     for view in (packed, mixed):
         alone = Loader(view, 2, shuffle=True)
@@ -576,8 +580,9 @@ class Trainer:
 
     def __init__(self, tmp_path, folder):
         self.folder, self.log, self.state = folder, tmp_path / "log", tmp_path / "state"
-        self.temporary = tmp_path / "temporary"
-        self.temporary.mkdir()
+        # A short name: workers of torch make sockets in it, and hang if its path is of over a hundred bytes.
+        self.temporary = Path(tempfile.mkdtemp(prefix="t"))
+        self.sessions = []
         self.program = tmp_path / "trainer.py"
         self.program.write_text(TRAINER)
         self.log.touch()
@@ -597,9 +602,16 @@ class Trainer:
             start_new_session=True,
             env={**os.environ, "TMPDIR": str(self.temporary)},
         )
+        self.sessions.append(process.pid)
         wait_until(lambda: process.poll() is not None or len(self.lines()) >= wanted, 120)
         assert process.poll() is None, process.communicate()[1]
         return process
+
+    def close(self):
+        for session in self.sessions:
+            with suppress(ProcessLookupError):
+                os.killpg(session, signal.SIGKILL)
+        shutil.rmtree(self.temporary)
 
     def check_gone(self, process):
         """Check that nothing is left of a session but the files of multiprocessing and torch itself."""
@@ -632,6 +644,12 @@ class Trainer:
                 print(json.dumps([epoch, start + 4, numbers]), file=log)
 
 
+@pytest.fixture
+def trainer(folder, tmp_path):
+    with closing(Trainer(tmp_path, folder)) as trainer:
+        yield trainer
+
+
 def is_running(session):
     try:
         os.killpg(session, 0)
@@ -653,9 +671,7 @@ def children_of(pid):
 
 
 @pytest.mark.slow
-def test_trainings_killed_at_random_leave_nothing_and_go_on_exactly(folder, tmp_path):
-    dataset = shardset.discover_dataset(folder)
-    trainer = Trainer(tmp_path, folder)
+def test_trainings_killed_at_random_leave_nothing_and_go_on_exactly(trainer, dataset):
     chance = random.Random(7)
     for workers, method in [(0, "fork"), (2, "fork"), (3, "spawn"), (1, "forkserver"), (3, "fork")]:
         process = trainer.run_until(chance.randrange(1, 20), workers, method)
@@ -668,9 +684,7 @@ def test_trainings_killed_at_random_leave_nothing_and_go_on_exactly(folder, tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_worker_that_is_killed_ends_the_training_and_the_state_goes_on(folder, tmp_path, method):
-    dataset = shardset.discover_dataset(folder)
-    trainer = Trainer(tmp_path, folder)
+def test_a_worker_that_is_killed_ends_the_training_and_the_state_goes_on(trainer, dataset, method):
     process = trainer.run_until(5, 2, method)
     if method == "fork":
         victim = children_of(process.pid)[0]
@@ -690,9 +704,7 @@ def command_of(pid):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_an_interrupted_training_leaves_nothing_and_the_state_goes_on(folder, tmp_path, method):
-    dataset = shardset.discover_dataset(folder)
-    trainer = Trainer(tmp_path, folder)
+def test_an_interrupted_training_leaves_nothing_and_the_state_goes_on(trainer, dataset, method):
     process = trainer.run_until(6, 2, method)
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)

@@ -237,8 +237,9 @@ def at_work():
 
 
 def settles(condition):
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not condition() and time.monotonic() < end:
+        gc.collect()  # an error's traceback may hold the frame that holds it
         time.sleep(0.01)
     return condition()
 
