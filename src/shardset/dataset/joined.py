@@ -204,8 +204,10 @@ def _read_file(reader: Reader, names: tuple[str, ...] | None) -> pa.Table:
         if magic.startswith(b"PAR1"):
             from pyarrow import parquet  # noqa: PLC0415 - takes a while to load
 
-            content = parquet.ParquetFile(file)
-            table = content.schema_arrow.empty_table() if names is None else content.read(columns=list(names))
+            content = parquet.ParquetFile(file, pre_buffer=False)
+            empty = content.schema_arrow.empty_table()
+            # Threads of Arrow that read a file of Python's may still hold it when the interpreter ends, and abort it.
+            table = empty if names is None else content.read(columns=list(names), use_threads=False)
         else:
             open_file = pa.ipc.open_file if magic.startswith(b"ARROW1") else pa.ipc.open_stream
             schema = open_file(file).schema
@@ -213,7 +215,7 @@ def _read_file(reader: Reader, names: tuple[str, ...] | None) -> pa.Table:
                 return _without_views(schema.empty_table())
             wanted = [schema.get_field_index(name) for name in names if name in schema.names]
             file.seek(0)
-            table = open_file(file, options=pa.ipc.IpcReadOptions(included_fields=wanted)).read_all()
+            table = open_file(file, options=pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False)).read_all()
         table = _without_views(table)
         table.validate(full=True)
     except (pa.ArrowException, EOFError) as error:  # pyarrow turns OSErrors of the file into its own
