@@ -9,7 +9,7 @@ import statistics
 import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -157,6 +157,14 @@ def line(result: Result) -> str:
     )
 
 
+def _version(name: str) -> str:
+    """Return the version of a package; nothing where it is not installed: some topics have their own environment."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
 def conditions() -> dict[str, str]:
     """Return what the figures depend on."""
     names = (
@@ -168,7 +176,7 @@ def conditions() -> dict[str, str]:
         "cores": str(os.cpu_count()),
         "system": f"{platform.system()} {platform.machine()}",
         "python": f"{platform.python_implementation()} {platform.python_version()}",
-        **{name: version(name) for name in names},
+        **{name: found for name in names if (found := _version(name))},
         "rounds": f"{ROUNDS} after one to warm up, both sides in turns",
         "page cache": "warm",
         "garbage collector": "on, after a full collection before every call",
