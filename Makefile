@@ -53,12 +53,9 @@ lower-bounds: $(VENV)-lower/stamp programs ## Run the fast tests with the oldest
 	SHARDSET_QUICK=1 $(VENV)-lower/bin/python -m pytest $(PYTEST_ARGS) -m 'not slow'
 
 .PHONY: test-torch
-test-torch: $(VENV)-torch/stamp ## Put pipelines into torch's loaders, in an environment of its own
-	$(VENV)-torch/bin/python -m pytest $(PYTEST_ARGS) peers/test_with_torch.py peers/test_decoding_with_torch.py
-
-.PHONY: test-training
-test-training: $(VENV)-torch/stamp ## Train with the loader: processes, workers, kills, and every program of docs/training.md
-	$(VENV)-torch/bin/python -m pytest $(PYTEST_ARGS) peers/test_loader_with_torch.py peers/test_trainers.py
+test-torch: $(VENV)-torch/stamp ## Train with the loader, and put pipelines into torch's loaders, in an environment of its own
+	$(VENV)-torch/bin/python -m pytest $(PYTEST_ARGS) peers/test_with_torch.py peers/test_decoding_with_torch.py \
+		peers/test_loader_with_torch.py peers/test_trainers.py
 
 .PHONY: test-webdataset
 test-webdataset: $(VENV)-bench/stamp ## Exchange shards with webdataset itself (PYTHON=...: 3.12 or newer)

@@ -1,6 +1,6 @@
 """The programs of docs/training.md, run as they stand there: killed, gone on with, and by two processes at once.
 
-Run by ``make test-training``. One line is put into each: it says which samples a step is made of.
+Run by ``make test-torch``. One line is put into each: it says which samples a step is made of.
 """
 
 from __future__ import annotations

@@ -944,3 +944,23 @@ def test_states_with_impossible_values_are_refused(dataset, broken):
         loader.load_state_dict({**loader.state_dict(), **broken})
     with pytest.raises(ValueError, match="is none of a Loader"):
         loader.state_dict({"__epoch__": 0, "__position__": -4})
+
+
+def add_one_to_array(sample):
+    sample["npy"] += 1
+    return {"npy": sample["npy"], "cls": sample["cls"]}
+
+
+@pytest.mark.slow
+def test_defaults_in_processes_are_counted_and_kept_apart_as_in_threads(tmp_path):
+    write_shard(tmp_path / "a.tar", [(f"{number}.cls", b"%d" % number) for number in range(6)] + [("6.txt", b"")])
+    dataset = shardset.discover_dataset(tmp_path)
+    policy = Policy(defaults={"npy": np.zeros(2), "cls": -1})
+    found = []
+    for processes in (0, 1):
+        loader = Loader(dataset, 7, fields=["cls", "npy"], decode=True, policy=policy)
+        loader = loader.map(add_one_to_array, processes=processes)
+        (batch,) = loader
+        found.append((batch["cls"].tolist(), batch["npy"].tolist(), loader.report.counts))
+    assert found[0] == ([0, 1, 2, 3, 4, 5, -1], [[1, 1]] * 7, {"missing_field": 8})
+    assert found[1] == found[0]

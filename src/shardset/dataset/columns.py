@@ -198,8 +198,6 @@ _COLUMNS: Final = {
     "num_fields": _Column(pa.int64(), _num_fields),
     "bytes": _Column(pa.int64(), _bytes),
 }
-NAMES: Final = tuple(_COLUMNS)
-"""The columns that every catalog has, if it was made with what they need. `BYTES` and `HAS` make further ones."""
 
 
 def column_types(catalog: Catalog) -> dict[str, pa.DataType]:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     Pixels = NDArray[np.uint8]
 
-_JPEG: Final = b"\xff\xd8\xff"
 _TURNED_BY_PILLOW: Final = (TURNED_BY_FORMAT - {"avif"}) | {"tiff"}
 """Kinds that come out of Pillow and its plugins as they are shown: of AVIF, libavif leaves it to its caller."""
 

@@ -304,17 +304,8 @@ class Making:
 
     def _give_default(self, place: int, name: str) -> None:
         """Put the policy's default for a field into a place: bytes are a payload, anything else is a value."""
-        # A copy, since functions of `map` may write into it.
-        value, batch = deepcopy(self._maker.policy.defaults[name]), self.fields[name]
-        if isinstance(value, bytes):
-            try:
-                batch.decode(place, value, self._seeds[place] if self._seeds else 0)
-            except MissingExtraError:
-                raise
-            except Exception:  # noqa: BLE001 - then the bytes themselves are the value
-                batch.put(place, value)
-        else:
-            batch.put(place, value)
+        seed = self._seeds[place] if self._seeds else 0
+        give_default(self.fields[name], place, self._maker.policy.defaults[name], seed)
 
     def _make_elsewhere(self, places: list[int]) -> None:
         """Do what `_make` does in another process."""
@@ -332,7 +323,10 @@ class Making:
             for name in lacking:
                 if name in self._maker.policy.defaults:
                     self._maker.report.add("missing_field", Place(self._url(place), key=row["__key__"]))
-            sent.append({**row, **self._about(place)})
+            # What the reader has put there for a missing field is for the other process to put.
+            defaults = self._maker.policy.defaults
+            given = {name: value for name, value in row.items() if name not in defaults or value is not defaults[name]}
+            sent.append({**given, **self._about(place)})
             asked.append(place)
         work = Work(sent, self._kinds, self._shape, dict(self._maker.policy.defaults))
         for place, (answer, faults_met) in zip(asked, self._maker.elsewhere(work), strict=True):
@@ -455,6 +449,19 @@ class Making:
         maker.report.add(failure.code, failure.place)
         if self.samples:
             self.samples[place] = apply_maps(maker.maps, self.sample(place))
+
+
+def give_default(batch: FieldBatch, place: int, value: Any, seed: int) -> None:
+    """Put a policy's default for a field into a place: bytes are a payload, anything else is a value."""
+    if isinstance(value, bytes):
+        try:
+            batch.decode(place, value, seed)
+        except MissingExtraError:
+            raise
+        except Exception:  # noqa: BLE001 - then the bytes themselves are the value
+            batch.put(place, value)
+    else:
+        batch.put(place, deepcopy(value))  # functions of `map` may write into it
 
 
 def apply_maps(maps: Sequence[Map], sample: Sample) -> Sample:

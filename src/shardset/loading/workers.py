@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from shardset.decoding.batches import BatchDecoder
@@ -12,7 +11,7 @@ from shardset.decoding.registry import field_error
 from shardset.errors import MissingExtraError, ShardsetError
 from shardset.processes import interrupts_held, new_pool, starting, stop_pool
 
-from .batches import apply_maps
+from .batches import apply_maps, give_default
 
 if TYPE_CHECKING:
     from shardset.decoding.field_batch import FieldBatch
@@ -107,8 +106,7 @@ def _fill(  # noqa: PLR0917 - one call, above
     batch: FieldBatch, place: int, sample: Sample, name: str, defaults: dict[str, Any], faults: list[DecodeError]
 ) -> DecodeError | None:
     """Decode a field into its place, or put the default for it there; return why neither can be."""
-    given = name in sample and not (name in defaults and sample[name] is None)
-    if given:
+    if name in sample:
         try:
             batch.decode(place, sample[name], sample["__seed__"])
         except MissingExtraError:
@@ -120,12 +118,7 @@ def _fill(  # noqa: PLR0917 - one call, above
             faults.append(fault)
         else:
             return None
-    value = defaults.get(name)
-    if isinstance(value, bytes):
-        with suppress(Exception):  # then the bytes themselves are the value
-            batch.decode(place, value, sample["__seed__"])
-            return None
-    batch.put(place, value)
+    give_default(batch, place, defaults.get(name), sample["__seed__"])
     return None
 
 
