@@ -12,6 +12,7 @@ import json
 import os
 import pickle
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -692,7 +693,8 @@ def test_a_worker_that_is_killed_ends_the_training_and_the_state_goes_on(trainer
         victim = next(pid for pid in children_of(process.pid) if "spawn_main" in command_of(pid))
     os.kill(victim, signal.SIGKILL)
     _, errors = process.communicate(timeout=60)
-    assert "killed by signal" in errors
+    # torch tells of the signal, or of the connection where it was just taking a tensor from that worker.
+    assert re.search(r"killed by signal|^(EOFError|BrokenPipeError|Connection\w+Error|FileNotFoundError)\b", errors, re.M)
     assert process.returncode == 1
     trainer.check_gone(process)
     trainer.check_goes_on(dataset)
