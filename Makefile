@@ -53,9 +53,9 @@ lower-bounds: $(VENV)-lower/stamp programs ## Run the fast tests with the oldest
 	SHARDSET_QUICK=1 $(VENV)-lower/bin/python -m pytest $(PYTEST_ARGS) -m 'not slow'
 
 .PHONY: test-torch
-test-torch: $(VENV)-torch/stamp ## Train with the loader, and put pipelines into torch's loaders, in an environment of its own
+test-torch: $(VENV)-torch/stamp ffmpeg ## Train with the loader, and put pipelines into torch's loaders, in an environment of its own
 	$(VENV)-torch/bin/python -m pytest $(PYTEST_ARGS) peers/test_with_torch.py peers/test_decoding_with_torch.py \
-		peers/test_loader_with_torch.py peers/test_trainers.py
+		peers/test_loader_with_torch.py peers/test_trainers.py peers/test_clips_with_torchcodec.py
 
 .PHONY: test-webdataset
 test-webdataset: $(VENV)-bench/stamp ## Exchange shards with webdataset itself (PYTHON=...: 3.12 or newer)
@@ -119,9 +119,8 @@ $(VENV)-bench/stamp: pyproject.toml benchmarks/requirements.txt
 	$(VENV)-bench/bin/python -m pip install --quiet --editable '.[images,cloud,fast]' -r benchmarks/requirements.txt
 	@touch $@
 
-$(VENV)-loading/stamp: pyproject.toml benchmarks/requirements-loading.txt
+$(VENV)-loading/stamp: pyproject.toml benchmarks/requirements-loading.txt | ffmpeg
 	@test -n "$(PYTHON)" || { echo "Python 3.11 is needed: make PYTHON=/path/to/python3 ..." >&2; exit 1; }
-	@command -v ffmpeg >/dev/null || { echo "One of the peers decodes with ffmpeg: install that package first." >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)-loading
 	$(VENV)-loading/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(VENV)-loading/bin/python -m pip install --quiet --editable '.[images]' -r benchmarks/requirements-loading.txt
@@ -141,10 +140,9 @@ $(VENV)-tensorflow/stamp: pyproject.toml benchmarks/requirements-tensorflow.txt
 	$(VENV)-tensorflow/bin/python -m pip install --quiet --editable '.[gzip]' -r benchmarks/requirements-tensorflow.txt
 	@touch $@
 
-# Programs that the tests compare with and read from, as PROGRAM:DEBIAN-PACKAGE, and servers that come from npm.
-.PHONY: programs
-programs: tests/servers/node_modules/.stamp
-	@for pair in bsdtar:libarchive-tools nginx:nginx-light xz:xz-utils bzip2:bzip2 zstd:zstd lz4:lz4; do \
+# Installs what is missing of some programs, given as PROGRAM:DEBIAN-PACKAGE.
+define install_programs
+	@for pair in $(1); do \
 		program=$${pair%%:*} package=$${pair##*:}; \
 		PATH="$$PATH:/usr/sbin" command -v "$$program" >/dev/null && continue; \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
@@ -152,9 +150,18 @@ programs: tests/servers/node_modules/.stamp
 			apt-get update -qq; \
 			DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends "$$package" >/dev/null; \
 		else \
-			echo "The tests need $$program: install the package $$package and run make again." >&2; exit 1; \
+			echo "$$program is needed: install the package $$package and run make again." >&2; exit 1; \
 		fi; \
 	done
+endef
+
+.PHONY: programs
+programs: tests/servers/node_modules/.stamp ## Install the programs that the tests compare with and read from, and servers that come from npm
+	$(call install_programs,bsdtar:libarchive-tools nginx:nginx-light xz:xz-utils bzip2:bzip2 zstd:zstd lz4:lz4)
+
+.PHONY: ffmpeg
+ffmpeg: # Its libraries are what torchcodec and one of the loader's peers decode with.
+	$(call install_programs,ffmpeg:ffmpeg)
 
 tests/servers/node_modules/.stamp: tests/servers/package.json tests/servers/package-lock.json
 	@command -v npm >/dev/null || { echo "The tests need servers that npm installs: install Node.js 20 with npm." >&2; exit 1; }

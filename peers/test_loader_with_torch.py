@@ -694,7 +694,9 @@ def test_a_worker_that_is_killed_ends_the_training_and_the_state_goes_on(trainer
     os.kill(victim, signal.SIGKILL)
     _, errors = process.communicate(timeout=60)
     # torch tells of the signal, or of the connection where it was just taking a tensor from that worker.
-    assert re.search(r"killed by signal|^(EOFError|BrokenPipeError|Connection\w+Error|FileNotFoundError)\b", errors, re.M)
+    assert re.search(
+        r"killed by signal|^(EOFError|BrokenPipeError|Connection\w+Error|FileNotFoundError)\b", errors, re.MULTILINE
+    )
     assert process.returncode == 1
     trainer.check_gone(process)
     trainer.check_goes_on(dataset)

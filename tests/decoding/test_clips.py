@@ -8,62 +8,12 @@ import sys
 import av
 import numpy as np
 import pytest
-import soundfile
 
+from films import CONTAINERS, RATE, Counted, film, m4a, numbers, tone
 from shardset.decoding import clips as module
 from shardset.decoding.clips import Clip, decode_clip
-from shardset.decoding.media import decode_audio, decode_video
+from shardset.decoding.media import decode_video
 from shardset.errors import DecodeError, MissingExtraError
-
-RATE = 8000
-CONTAINERS = {
-    "mp4": ("mp4", "mpeg4"),
-    "mp4 with frames that look ahead": ("mp4", "libx264"),
-    "mkv": ("matroska", "libx264"),
-    "avi": ("avi", "mpeg4"),
-    "mpg": ("mpeg", "mpeg2video"),
-    "webm": ("webm", "libvpx"),
-    "bare": ("h264", "libx264"),
-}
-
-
-def film(container="mp4", codec="mpeg4", *, frames=60, rate=24):
-    """Return a film each of whose frames has its number in it: a row of black and white squares."""
-    size = (64, 48)
-    buffer = io.BytesIO()
-    with av.open(buffer, "w", format=container) as output:
-        stream = output.add_stream(codec, rate=rate)
-        stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
-        stream.gop_size = 12
-        for number in range(frames):
-            picture = np.zeros((size[1], size[0], 3), np.uint8)
-            for bit in range(8):
-                picture[:, bit * 8 : bit * 8 + 8] = 255 * (number >> bit & 1)
-            output.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
-        output.mux(stream.encode(None))
-    return buffer.getvalue()
-
-
-def numbers(frames):
-    """Return the numbers that stand in frames."""
-    bits = frames[:, :, :, 1].mean(axis=1).reshape(len(frames), 8, -1).mean(axis=2) > 127
-    return (bits << np.arange(8)).sum(axis=1).tolist()
-
-
-class Counted(io.BytesIO):
-    """A file that counts the bytes that are read from it."""
-
-    count = 0
-
-    def read(self, size=-1):
-        piece = super().read(size)
-        self.count += len(piece)
-        return piece
-
-    def readinto(self, buffer):
-        count = super().readinto(buffer)
-        self.count += count
-        return count
 
 
 @pytest.mark.parametrize("options", CONTAINERS.values(), ids=CONTAINERS)
@@ -155,31 +105,6 @@ def test_a_clip_that_takes_too_much_is_refused(monkeypatch):
 # --- sound -----------------------------------------------------------------------------------------------------------
 
 
-def tone(kind, channels=2, seconds=3, subtype=None):
-    """Return sound as a file, and what it is decoded to as a whole: a tone that rises."""
-    at = np.arange(RATE * seconds) / RATE
-    samples = 0.5 * np.sin(2 * np.pi * (200 + 100 * at) * at)
-    samples = np.stack([samples * (1 - 0.5 * channel) for channel in range(channels)], axis=1)
-    buffer = io.BytesIO()
-    soundfile.write(buffer, samples, RATE, format=kind, subtype=subtype)
-    whole, _ = soundfile.read(io.BytesIO(buffer.getvalue()), dtype="float32", always_2d=True)
-    return buffer.getvalue(), whole.T
-
-
-def m4a(channels=2, seconds=3):
-    """Return sound that soundfile does not read, and what it is decoded to as a whole, the pause at its start too."""
-    at = np.arange(RATE * seconds) / RATE
-    samples = (0.5 * np.sin(2 * np.pi * (200 + 100 * at) * at)).astype(np.float32)
-    buffer = io.BytesIO()
-    with av.open(buffer, "w", format="mp4") as output:
-        stream = output.add_stream("aac", rate=RATE, layout="stereo" if channels == 2 else "mono")
-        frame = av.AudioFrame.from_ndarray(np.stack([samples] * channels), format="fltp", layout=stream.layout.name)
-        frame.sample_rate = RATE
-        for piece in (frame, None):
-            output.mux(stream.encode(piece))
-    return buffer.getvalue(), decode_audio(buffer.getvalue())[0]
-
-
 @pytest.mark.parametrize("kind", ["WAV", "FLAC", "OGG", "AIFF"])
 def test_sound_begins_at_the_sample_that_is_asked_for(kind):
     payload, whole = tone(kind)
@@ -258,6 +183,10 @@ def test_without_an_extra_its_name_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "soundfile", None)
     with pytest.raises(MissingExtraError, match=r"shardset\[audio\]"):
         decode_clip(payload, Clip(seconds=1, rate=RATE))
+    monkeypatch.setitem(sys.modules, "torchcodec", None)
+    for clip in (Clip(seconds=1, rate=RATE, decoder="torchcodec"), Clip(frames=1, decoder="torchcodec")):
+        with pytest.raises(MissingExtraError, match=r"shardset\[torchcodec\]"):
+            decode_clip(payload, clip)
 
 
 def test_a_table_of_key_frames_that_leads_too_far_is_not_believed(monkeypatch):

@@ -14,6 +14,7 @@ from shardset.errors import DecodeError, MissingExtraError
 
 from .media import _OPTIONS, _check_size, _pyav
 from .shaping import draws
+from .torchcodec_clips import film_frames, sound_samples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,12 +39,15 @@ class Clip:
             sample at that time. ``"random"``: anywhere that it fits, as the seed of the sample decides.
         every: Only each so-manieth frame is wanted, the first of them at the start.
         rate: Samples a second that sound comes out with; what has another rate is resampled by PyAV.
+        decoder: ``"pyav"``: PyAV, and for sound soundfile where that can read it. ``"torchcodec"``: torchcodec, which
+            needs torch and the system's FFmpeg. It gives the same frames, but for rounding in their colours, and reads
+            a film once as a whole to find them; it knows fewer kinds of files.
 
     A clip is shorter than asked where the file ends; nothing is added.
 
     Raises:
-        ValueError: Not exactly one of `frames` and `seconds` is given, `rate` does not go with `seconds`, or a number
-            is not positive.
+        ValueError: Not exactly one of `frames` and `seconds` is given, `rate` does not go with `seconds`, a number is
+            not positive, or there is no such decoder.
     """
 
     frames: int | None = None
@@ -51,6 +55,7 @@ class Clip:
     start: float | Literal["random"] = 0.0
     every: int = 1
     rate: int | None = None
+    decoder: Literal["pyav", "torchcodec"] = "pyav"
 
     def __post_init__(self) -> None:
         if (self.frames is None) == (self.seconds is None):
@@ -66,6 +71,8 @@ class Clip:
         start: object = self.start
         if start != "random" and not (isinstance(start, int | float) and 0 <= start < float("inf")):
             raise ValueError(f"start={self.start!r}: it is a number of seconds, or 'random'")
+        if self.decoder not in {"pyav", "torchcodec"}:
+            raise ValueError(f"decoder={self.decoder!r}: it is 'pyav' or 'torchcodec'")
 
 
 def decode_clip(source: bytes | bytearray | memoryview | BinaryIO, clip: Clip, seed: int = 0) -> NDArray[Any]:
@@ -79,10 +86,18 @@ def decode_clip(source: bytes | bytearray | memoryview | BinaryIO, clip: Clip, s
     Raises:
         DecodeError: There is no video or no sound in it, or none at the start of the clip; its length, which a random
             start needs, is unknown; or the clip takes more than `media.MAX_DECODED` bytes.
-        MissingExtraError: PyAV is not installed, or soundfile, where it is needed.
-        ValueError: Or an OSError: FFmpeg cannot read it.
+        MissingExtraError: PyAV is not installed, or soundfile or torchcodec, where it is needed.
+        ValueError: Or an OSError, or torchcodec's RuntimeError: FFmpeg cannot read it.
     """
     file = io.BytesIO(source) if isinstance(source, bytes | bytearray | memoryview) else source
+    if clip.decoder == "torchcodec":
+
+        def start_of(duration: float | None, taken: float) -> float:
+            return _start(clip, duration, taken, seed)
+
+        if clip.frames is not None:
+            return film_frames(file, clip, start_of, tolerance=_TOLERANCE)
+        return sound_samples(file, clip, start_of)
     return _frames(file, clip, seed) if clip.frames is not None else _sound(file, clip, seed)
 
 
