@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 import struct
 import sys
 import threading
@@ -16,7 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from formats.picture_builder import encode, find_mark, imir, irot, marked, turn, turned_codestream, with_properties
+from shardset.decoding import batch_images as module
 from shardset.decoding.batch_images import ImageBatch, Target, decode_shaped
+from shardset.decoding.batches import BatchDecoder
 from shardset.decoding.images import decode_image, find_spec
 from shardset.decoding.options import CHANNELS, Decode
 from shardset.decoding.slabs import Slabs
@@ -383,3 +386,37 @@ def test_a_value_that_is_no_payload_is_an_error(value):
     batch = batch_of([value])
     with pytest.raises(DecodeError, match="where one payload is expected"):
         batch.decode(0, value, 0)
+
+
+def filled(batch, payloads):
+    for place, payload in enumerate(payloads):
+        batch.decode(place, payload, 0)
+    return batch.finish()
+
+
+def test_what_the_batch_before_was_decides_nothing_but_where_images_are_decoded_to():
+    chance = random.Random(5)
+    small, wide, png = (
+        encoded(photograph(size), kind) for size, kind in (((24, 16), "JPEG"), ((40, 16), "JPEG"), ((24, 16), "PNG"))
+    )
+    kinds = [[small] * 9, [wide] * 9, [small] * 8 + [wide], [png] * 9, [small, png] * 6, [wide], [small] * 3, []]
+    for options in (Decode(), Decode(mode="l"), Decode(size=20)):
+        decoder = BatchDecoder(options)
+        for payloads in chance.choices(kinds, k=60):
+            known, alone = (filled(each.begin("jpg", payloads), payloads) for each in (decoder, BatchDecoder(options)))
+            assert type(known) is type(alone)
+            assert len(known) == len(alone)
+            assert all(map(np.array_equal, known, alone))
+
+
+def test_images_in_the_shape_of_the_batch_before_are_decoded_straight_into_one_array(monkeypatch):
+    decoder, payloads = BatchDecoder(Decode()), [encoded(photograph((24, 16)))] * 9
+    read = []
+    monkeypatch.setattr(module, "parse_geometry", lambda payload: read.append(payload) or parse_geometry(payload))
+    filled(decoder.begin("jpg", payloads), payloads)
+    assert len(read) == 9
+    batch = decoder.begin("jpg", payloads)
+    assert len(read) == 9  # each is read by who decodes the image
+    array = filled(batch, payloads)
+    assert len(read) == 18
+    assert all(np.shares_memory(array, batch.value(place)) for place in range(9))

@@ -35,6 +35,10 @@ _TURNED_BY_PILLOW: Final = (TURNED_BY_FORMAT - {"avif"}) | {"tiff"}
 """Kinds that come out of Pillow and its plugins as they are shown: of AVIF, libavif leaves it to its caller."""
 
 
+_FEW: Final = 8
+"""Images whose headers are always read first: that costs little, and single images may well have a shape each."""
+
+
 class Target(NamedTuple):
     """What is to be made of one image.
 
@@ -113,14 +117,14 @@ def _decode_jpeg(
     if simplejpeg is None or geometry.components not in {1, 3}:
         return None
     width, height = size = (geometry.width, geometry.height)
-    plan = fit(size, geometry.orientation if options.orient else 1, target.shape, options.crop, target.seed)
+    orientation = geometry.orientation if options.orient else 1
     is_grey = options.mode == "l" and geometry.components == 3  # which Pillow makes of colours, and libjpeg otherwise
     mode = "RGB" if is_grey else "GRAY" if options.mode == "l" else options.mode.upper()
-    is_whole = not is_grey and not plan.is_scaled and plan.size == size
     channels = 3 if is_grey else CHANNELS[options.mode]
-    if is_whole and plan.orientation == 1:
-        out = target.room((*plan.shape, channels))
+    if orientation == 1 and not is_grey and (target.shape is None or target.shape == (height, width)):
+        out = target.room((height, width, channels))
         return out if _decode_into(payload, mode, out, {}) else None
+    plan = fit(size, orientation, target.shape, options.crop, target.seed)
     by = 1 if options.interpolation == "nearest" else jpeg_scale(plan)
     width, height = -(-width // by), -(-height // by)
     pixels = slabs.take((height, width, channels))
@@ -189,27 +193,54 @@ def _check_size(geometry: Geometry, size: tuple[int, int], wanted: tuple[int, in
 
 
 class ImageBatch:
-    """The images of one field of a batch: an array if all have one shape, else a list."""
+    """The images of one field of a batch: an array if all have one shape, else a list.
 
-    def __init__(self, options: Decode, payloads: Sequence[Any], shape: tuple[int, int] | None, slabs: Slabs) -> None:
+    Before the first one is decoded, its room is made: in the shape that was asked for, or that the batch before had, or
+    that the headers tell, which are read now. Otherwise each header is read by the thread that decodes the image: while
+    one thread reads all of them, the others cannot begin.
+
+    Args:
+        options: How they come out.
+        payloads: One a place.
+        shape: Height and width that they are wanted in; None for what the options say.
+        slabs: Where memory comes from.
+        shapes: Height and width of the images of the batch before, under `field`, if all had one; kept up to date.
+        field: The name of the field.
+    """
+
+    def __init__(
+        self,
+        options: Decode,
+        payloads: Sequence[Any],
+        shape: tuple[int, int] | None,
+        slabs: Slabs,
+        *,
+        shapes: dict[str, tuple[int, int]] | None = None,
+        field: str = "",
+    ) -> None:
         self._options = options
         self._shape = shape or options.shape
         self._slabs = slabs
+        self._shapes = {} if shapes is None else shapes
+        self._field = field
         self._payloads = [payload_of(payload) or b"" for payload in payloads]
-        self._headers = [parse_geometry(payload) for payload in self._payloads]
+        self._headers: list[Geometry | None] | None = None
         self._slab = self._make_slab()
         self._values: list[Any] = [None] * len(payloads)
         self._in_slab = bytearray(len(payloads))
 
     def _make_slab(self) -> Pixels | None:
-        limit = self._options.max_pixels
-        known = (each for each in self._headers if each is not None and each.width * each.height <= limit)
-        shapes = {self._shape} if self._shape else {shown_shape(each, self._options) for each in known}
-        if len(shapes) != 1:
-            return None
-        ((height, width),) = shapes
+        expected = self._shape or self._shapes.get(self._field)
+        if expected is None:
+            limit = self._options.max_pixels
+            self._headers = [parse_geometry(payload) for payload in self._payloads]
+            known = (each for each in self._headers if each is not None and each.width * each.height <= limit)
+            shapes = {shown_shape(each, self._options) for each in known}
+            if len(shapes) != 1:
+                return None
+            (expected,) = shapes
         try:
-            return self._slabs.take((len(self._headers), height, width, CHANNELS[self._options.mode]))
+            return self._slabs.take((len(self._payloads), *expected, CHANNELS[self._options.mode]))
         except MemoryError:  # headers can say anything
             return None
 
@@ -219,8 +250,8 @@ class ImageBatch:
         given, payload = payload, payload_of(payload)
         if payload is None:
             raise not_a_payload(given)
-        is_known = payload is self._payloads[place]
-        geometry = self._headers[place] if is_known else parse_geometry(payload)
+        headers = self._headers if payload is self._payloads[place] else None
+        geometry = parse_geometry(payload) if headers is None else headers[place]
         slot = None if self._slab is None else self._slab[place]
         pixels = decode_shaped(payload, geometry, self._options, Target(self._shape, seed, slot), self._slabs)
         self._values[place] = pixels
@@ -246,7 +277,11 @@ class ImageBatch:
 
     def finish(self) -> Any:
         """As `FieldBatch.finish`."""
-        self._payloads, self._headers = [], []
-        if self._slab is not None and all(self._in_slab):
-            return self._slab
-        return stack(self._values)
+        self._payloads, self._headers = [], None
+        is_whole = self._slab is not None and all(self._in_slab)
+        if is_whole and self._shape is None and len(self._values) >= _FEW:
+            assert self._slab is not None  # noqa: S101 - it is whole
+            self._shapes[self._field] = self._slab.shape[1:3]
+        else:  # a wrong guess costs a copy, so that the next batch is not guessed
+            self._shapes.pop(self._field, None)
+        return self._slab if is_whole else stack(self._values)

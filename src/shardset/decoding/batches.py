@@ -52,6 +52,7 @@ class BatchDecoder:
         self.options = options
         self._slabs = Slabs()
         self._hows: dict[str, How] = {}
+        self._shapes: dict[str, tuple[int, int]] = {}
 
     def reads(self, field: str) -> bool:
         """Tell whether a field is wanted as its payload; if not, as a seekable file.
@@ -66,8 +67,8 @@ class BatchDecoder:
 
         Args:
             field: Its name.
-            payloads: One a place. For images they are held until the batch is finished, and their headers are read, so
-                that there is one array for all of them, if they come out in one shape.
+            payloads: One a place. For images they are held until the batch is finished. There is one array for all of
+                them, if they come out in one shape, which their headers tell, or the batch before.
             shape: Height and width in pixels that images are wanted in, whatever the options say.
         """
         how = self._how(field)
@@ -80,7 +81,7 @@ class BatchDecoder:
             return ValueBatch(len(payloads), _unchanged)  # a feature of records that is called like a suffix
         if field[-3:].lower() == ".gz":
             return ValueBatch(len(payloads), partial(_gzipped, options=how, shape=shape, slabs=self._slabs))
-        return ImageBatch(how, payloads, shape, self._slabs)
+        return ImageBatch(how, payloads, shape, self._slabs, shapes=self._shapes, field=field)
 
     def _how(self, field: str) -> How:
         if self.options is None:
