@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from shardset.cached import cached_property
 from shardset.errors import ChangedError, LimitError
 from shardset.index.numbering import PathNumbering, number_by_path
 

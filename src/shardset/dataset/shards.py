@@ -6,9 +6,9 @@ import hashlib
 from bisect import bisect_right
 from collections import OrderedDict
 from contextlib import suppress
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from shardset.cached import cached_property
 from shardset.errors import FormatError, IndexFileError, NotFoundError, StorageError
 from shardset.files import cache_root
 from shardset.formats.patterns import named_format

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, BinaryIO, cast
 
+from shardset.cached import cached_property
 from shardset.errors import LimitError
 from shardset.formats.tar import Kind, TarTable, scan_tar
 from shardset.policy import Policy, Report
