@@ -21,7 +21,8 @@ from shardset.storage.remote import read_many_of
 from shardset.storage.store import is_remote
 
 from .record_frames import read_frames
-from .record_sample import RecordSample, parse_record
+from .record_parts import RecordParts, no_feature
+from .record_sample import RECORD, RecordSample, parse_record
 from .sample import Sample, SampleSource
 
 if TYPE_CHECKING:
@@ -130,6 +131,7 @@ class BatchReader:
     ) -> None:
         self._source = source
         self._policy = policy
+        self._if_missing = Policy(policy.on_missing, codes=policy.codes)
         self._report = report
         self._decide = decide
         # Shards elsewhere that could not be read, however often it was tried; their other samples need not try again.
@@ -144,6 +146,8 @@ class BatchReader:
         fields: Sequence[str] | None,
         *,
         copy: bool,
+        optional: Sequence[str] = (),
+        views_of_records: bool = False,
     ) -> Iterator[dict[str, Any] | None]:
         """Read samples of one group, in the order asked.
 
@@ -156,13 +160,16 @@ class BatchReader:
             first_sample: Number in the dataset of its first sample.
             fields: Read only these; None for all.
             copy: Give bytes, otherwise views.
+            optional: More fields of records, which need not have them; see `RecordParts.of`.
+            views_of_records: Give records that are wanted as a whole as views, though their features are copied.
 
         Yields:
             A dict for each sample, with its key under ``"__key__"``; None for one that the policy says to skip.
         """
         layout = self._common_layout(group, rows)
+        parts, views = RecordParts.of(fields, optional), views_of_records or not copy
         if layout is not None and layout.is_record:
-            return self._read_records(group, rows, first_shard, fields, copy=copy)
+            return self._read_records(group, rows, first_shard, parts, copy=copy, views=views)
         found = self.read_columns(group, rows, first_shard, fields)
         if found is not None:
             columns: list[Iterable[Any]] = list(found.values())
@@ -176,7 +183,7 @@ class BatchReader:
             sample_kind(group, row)(self._source, group, row, first_shard + group.shard_at[row], first_sample + row)
             for row in rows.tolist()
         )
-        return (self._read_one(sample, fields, fetched, copy=copy) for sample in samples)
+        return (self._read_one(sample, fields, parts, fetched, copy=copy, views=views) for sample in samples)
 
     def read_columns(
         self, group: Group, rows: Int64s, first_shard: int, fields: Sequence[str] | None
@@ -208,6 +215,8 @@ class BatchReader:
     ) -> list[Any]:
         """Read one field of samples of one group, as `read` does, but give the payloads alone."""
         layout = self._common_layout(group, rows)
+        if layout is not None and layout.is_record and field == RECORD:
+            return list(self.read_payloads(group, rows, first_shard, copy=copy, verify=True))
         position = -1 if layout is None else layout.positions.get(field, -1)  # of a record there are none
         payloads = self._payloads(group, rows, first_shard, [position]) if position >= 0 else None
         if payloads is not None:
@@ -243,7 +252,7 @@ class BatchReader:
                 found = self._read_shard(group, shard, first_shard, rows[places], verify=verify)
                 for place, payload in zip(places.tolist(), found, strict=True):
                     answers[place] = payload
-        return map(_copied, answers) if copy else iter(answers)
+        return (None if each is None else each.tobytes() for each in answers) if copy else iter(answers)
 
     def _read_shard(
         self, group: Group, shard: int, first_shard: int, rows: Int64s, *, verify: bool
@@ -272,38 +281,42 @@ class BatchReader:
         self._decide(error, code, Place(shard, offset, key, error.message), self._policy, self._report)
 
     def _read_records(
-        self, group: Group, rows: Int64s, first_shard: int, fields: Sequence[str] | None, *, copy: bool
+        self, group: Group, rows: Int64s, first_shard: int, parts: RecordParts, *, copy: bool, views: bool
     ) -> Iterator[dict[str, Any] | None]:
         # Read now, perhaps in a thread that reads ahead, and parsed as samples are taken.
         payloads = self.read_payloads(group, rows, first_shard, copy=False, verify=True)
         return (
             payload
             if payload is None
-            else self._parse_record(payload, key, first_shard + group.shard_at[row], fields, copy=copy)
+            else self._parse_record(payload, key, first_shard + group.shard_at[row], parts, copy=copy, views=views)
             for row, key, payload in zip(rows.tolist(), group.keys_of(rows), payloads, strict=True)
         )
 
     def _parse_record(
-        self, payload: Buffer, key: str, shard_index: int, fields: Sequence[str] | None, *, copy: bool
+        self, payload: Buffer, key: str, shard_index: int, parts: RecordParts, *, copy: bool, views: bool
     ) -> dict[str, Any] | None:
+        if parts.is_payload:
+            return {"__key__": key, RECORD: memoryview(payload) if views else bytes(payload)}
         shard = reader_url(self._source, shard_index)
         values: dict[str, Any] = {"__key__": key}
         try:
             # What is copied is copied as a whole, so that arrays are views of it and not of the map.
             raw = bytes(payload) if copy else payload
-            values |= parse_record(raw, fields, shard=shard, key=key, views=not copy)
+            if parts.whole:
+                values |= parts.read(raw, memoryview(payload) if views else raw, shard=shard, key=key, views=not copy)
+            else:
+                values |= parse_record(raw, parts.features, shard=shard, key=key, views=not copy)
             values["__key__"] = key  # also where a feature is called so, which sample["__key__"] gives
         except DecodeError as error:
             self._skip(error, "bad_example", shard, key)
             return None
-        for field in fields or ():
+        for field in parts.required:
             if field in values:
                 continue
             if field not in self._policy.defaults:
-                what = f"record {key} has no feature {field!r}"
-                missing = MissingFieldError(what, field=field, shard=shard, key=key)
-                policy = Policy(self._policy.on_missing, codes=self._policy.codes)
-                self._decide(missing, "missing_field", Place(shard, key=key, message=what), policy, self._report)
+                missing = no_feature(field, shard=shard, key=key)
+                place = Place(shard, key=key, message=missing.message)
+                self._decide(missing, "missing_field", place, self._if_missing, self._report)
                 return None
             values[field] = self._policy.defaults[field]
             self._report.add("missing_field", Place(shard, key=key, message=f"no {field!r}"))
@@ -408,7 +421,14 @@ class BatchReader:
             raise
 
     def _read_one(
-        self, sample: Sample, fields: Sequence[str] | None, fetched: dict[int, memoryview], *, copy: bool
+        self,
+        sample: Sample,
+        fields: Sequence[str] | None,
+        parts: RecordParts,
+        fetched: dict[int, memoryview],
+        *,
+        copy: bool,
+        views: bool,
     ) -> dict[str, Any] | None:
         lost = self._lost.get(sample.shard_index)
         if lost is not None:
@@ -421,7 +441,7 @@ class BatchReader:
                 code = error.code if isinstance(error, FormatError) else _code(error)
                 self._skip(error, code, sample.shard, sample.key)
                 return None
-            return self._parse_record(payload, sample.key, sample.shard_index, fields, copy=copy)
+            return self._parse_record(payload, sample.key, sample.shard_index, parts, copy=copy, views=views)
         values: dict[str, Any] = {"__key__": sample.key}
         defaults = self._policy.defaults
         try:
@@ -451,10 +471,6 @@ class BatchReader:
 def sample_kind(group: Group, row: int) -> type[Sample]:
     """Return what a sample of a group is: a record, or members of a tar."""
     return RecordSample if group.layout_at[row] == group.record_layout else Sample
-
-
-def _copied(payload: memoryview | None) -> bytes | None:
-    return None if payload is None else payload.tobytes()
 
 
 def reader_url(source: SampleSource, shard_index: int) -> str:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
+RECORD: Final = "__record__"
+"""The field that is the payload of a record as a whole, whatever bytes these are. Only who names it gets it."""
 LISTS: Final = "feature_lists/"
 """Stands before the name of a feature list that a SequenceExample's context has a feature of too."""
 
@@ -131,6 +133,7 @@ class RecordSample(Sample):
         if field not in values:
             there = parse_record(raw, None, shard=self.shard, key=self.key)
             hint = f"it has {', '.join(map(repr, there))}" if there else "it has none"
+            hint = "sample.record is the record as a whole" if field == RECORD else hint
             what = f"record {self.key} has no feature {field!r}"
             raise MissingFieldError(what, field=field, shard=self.shard, key=self.key, hint=hint)
         return values[field]
@@ -180,7 +183,7 @@ def parse_record(
         found = parse_sequence_example(raw, wanted, views=views)
     except DecodeError as error:
         error.shard, error.key = shard, key
-        error.hint = "what is no Example is read whole: sample.record, or ds.read_records"
+        error.hint = f'any record is read whole: fields=["{RECORD}"], sample.record, or ds.read_records'
         raise
     values: dict[str, Any] = dict(found.context)
     for name, steps in found.feature_lists.items():

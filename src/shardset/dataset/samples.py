@@ -171,7 +171,7 @@ class Samples(Shards):
         A sample that cannot be given as asked raises, or is left out and counted, as the policy says.
 
         Args:
-            fields: Read only these.
+            fields: Read only these. ``"__record__"`` is the payload of a record of a TFRecord shard, of whatever kind.
             copy: Give bytes, copied out of the map as they are taken; otherwise views, which hold on to the map. What
                 `Sample.view` says of files that are cut short holds for both.
             start: The first sample.
@@ -223,7 +223,7 @@ class Samples(Shards):
 
         Args:
             indices: Numbers of samples.
-            fields: Read only these.
+            fields: Read only these, as for `iter_dicts`.
             copy: Give bytes; otherwise views (see `Sample.view`).
 
         Returns:
@@ -247,7 +247,7 @@ class Samples(Shards):
 
         Args:
             indices: Numbers of samples.
-            field: The field.
+            field: The field; ``"__record__"`` as for `iter_dicts`.
             copy: Give bytes; otherwise views (see `Sample.view`).
 
         Returns:

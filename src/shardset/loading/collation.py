@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardset.dataset.record_sample import RECORD
 from shardset.decoding.batches import stack
 from shardset.errors import MissingExtraError, SampleError, ShardsetError
 
@@ -115,7 +116,7 @@ def packed(batch: dict[str, Any], ends: Int64s, pack: Pack, lengths: NDArray[Any
     spans = list(pairwise([0, *ends.tolist()]))
     made: dict[str, Any] = {}
     for name, values in batch.items():
-        if name.startswith("__"):
+        if name.startswith("__") and name != RECORD:
             made[name] = [values[start:stop] for start, stop in spans]
             continue
         _check_lengths(name, values, batch, pack, lengths)

@@ -3,12 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+from shardset.dataset.record_sample import RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shardset.index.catalog import Layout
+
+
+class RecordFields(NamedTuple):
+    """What is read of records.
+
+    Attributes:
+        names: For each name in a batch the parts of a record that it may be, the first that is there being taken; None
+            for all features, under their own names.
+        required: The parts that each record must have; None for all features.
+        optional: Those that it may have. With `RECORD` among them, a record that is no Example does too.
+    """
+
+    names: Mapping[str, tuple[str, ...]] | None
+    required: tuple[str, ...] | None
+    optional: tuple[str, ...]
+
+    @property
+    def is_payload(self) -> bool:
+        """Whether records are wanted as a whole alone, so that nothing is parsed."""
+        return self.required == (RECORD,) and not self.optional
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +48,23 @@ class Fields:
     def is_plain(self) -> bool:
         """Whether each field has one name, its own."""
         return self.names is None or all(choices == (name,) for name, choices in self.names.items())
+
+    def of_records(self) -> RecordFields:
+        """Return which parts of records are read."""
+        if self.names is None:
+            return RecordFields(None, None, ())
+        # Each record has itself, so that what comes behind is not looked for.
+        choices = {
+            name: given[: given.index(RECORD) + 1] if RECORD in given else given for name, given in self.names.items()
+        }
+        single = [given[0] for given in choices.values() if len(given) == 1]
+        several = [each for given in choices.values() if len(given) > 1 for each in given]
+        if all(RECORD in given for given in choices.values()):
+            single = [each for each in single if each != RECORD or not several]
+        elif RECORD in several:
+            several = [each for each in several if each != RECORD]
+            single.append(RECORD)
+        return RecordFields(choices, tuple(dict.fromkeys(single)), tuple(dict.fromkeys(several)))
 
     def kind_of(self, name: str) -> str:
         """Return the field that a name in the batch is decoded like: the first of its alternatives."""
@@ -49,7 +88,8 @@ def parse_fields(fields: Sequence[str] | Mapping[str, str] | str | None) -> Fiel
             name of the first. None for all.
 
     Raises:
-        ValueError: A name is empty, or occurs twice, or begins with two underscores, or there is none.
+        ValueError: A name is empty, or occurs twice, or begins with two underscores and is not `RECORD`, or there is
+            none.
         TypeError: A name is no text.
     """
     if fields is None:
@@ -64,7 +104,7 @@ def parse_fields(fields: Sequence[str] | Mapping[str, str] | str | None) -> Fiel
         name = choices[0] if given is None else given
         if not all(choices) or not name:
             raise ValueError(f"an empty name of a field: {spec!r}")
-        if name.startswith("__"):
+        if name.startswith("__") and (name != RECORD or RECORD not in choices):
             raise ValueError(f"{name!r}: names that begin with two underscores are for what batches say of themselves")
         if name in names:
             raise ValueError(f"field {name!r} is named twice")

@@ -82,7 +82,7 @@ class Loader:
             the next epoch's order; ``"exact"`` gives a shorter step, in which some ranks may have one sample less, or
             none. All ranks have the same number of steps.
         fields: The fields to read; alternatives with semicolons (``"jpg;png"``, called by the first); a dict to give
-            names (``{"image": "jpg;png"}``). None for all.
+            names (``{"image": "jpg;png"}``). None for all. ``"__record__"`` is a TFRecord's payload as a whole.
         decode: None for bytes as they are; True for arrays, texts, numbers and JSON by the names of the fields; a
             `Decode` to say more.
         policy: What to do about samples that cannot be read or decoded; by default the dataset's. A skipped sample is

@@ -11,7 +11,7 @@ from shardset.policy import Place, Policy
 from .windows import WindowReader, by_groups, by_layouts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -52,6 +52,16 @@ class Columns(NamedTuple):
     fields: dict[str, list[bytes]]
 
 
+class _Alike(NamedTuple):
+    """Samples of one layout in a group: their rows, and where the group's shards and samples begin in the dataset."""
+
+    group: Group
+    layout: Layout
+    rows: Int64s
+    first_shard: int
+    first_sample: int
+
+
 class PayloadReader:
     """Reads fields of samples of one dataset.
 
@@ -71,6 +81,7 @@ class PayloadReader:
     ) -> None:
         self.dataset = dataset
         self.fields = fields
+        self._records = fields.of_records()
         self._leave = leave
         self._lenient = Policy("skip", "skip", defaults=policy.defaults)
         self._report = report
@@ -88,15 +99,24 @@ class PayloadReader:
             window: What has been read ahead.
 
         Returns:
-            None if it is not as simple as that: where fields differ or are missing, in records, and if something cannot
-            be read. Then `read` tells each sample's fate.
+            None if it is not as simple as that: where fields differ or are missing, in records that are to be parsed,
+            and if something cannot be read. Then `read` tells each sample's fate.
         """
         reader = BatchReader(window, self._lenient, self._report, _ignore)
         parts: list[tuple[Int64s, list[str], dict[str, list[bytes]]]] = []
         for places, group, first_shard, rows in by_groups(self.dataset, samples):
             code = int(group.layout[rows[0]]) if len(rows) else -1
-            if code < 0 or code == group.record_layout or not (group.layout[rows] == code).all():
+            if code < 0 or not (group.layout[rows] == code).all():
                 return None
+            if code == group.record_layout:
+                called = list(self._records.names or ())
+                if not self._records.is_payload or len(called) > 1:
+                    return None
+                payloads = list(reader.read_payloads(group, rows, first_shard, copy=True, verify=True))
+                if None in payloads:
+                    return None
+                parts.append((places, group.keys_of(rows), {called[0]: payloads}))
+                continue
             chosen, names = self._column_names(group.layouts[code])
             if names is None:
                 return None
@@ -127,7 +147,7 @@ class PayloadReader:
         Args:
             samples: Their numbers.
             window: What has been read ahead.
-            copy: Give bytes; otherwise views of the map, or of what was read, of members of tars.
+            copy: Give bytes; otherwise views of the map, or of what was read, of members of tars and of whole records.
 
         Returns:
             For each its fields by name, and its key under ``"__key__"``; or why it cannot be given.
@@ -142,25 +162,13 @@ class PayloadReader:
         def read(group: Group, rows: Int64s, first_shard: int, first_sample: int) -> list[dict[str, Any] | Failure]:
             answers: list[Any] = [None] * len(rows)
             for code, places in by_layouts(group, rows):
-                # Features of a record stand in the batch as they are, where nobody decodes them.
-                copies = copy or group.layouts[code].is_record
-                chosen = self._chosen(group.layouts[code])
-                names = None if chosen is None else list(dict.fromkeys(chosen.values()))
-                found = reader.read(group, rows[places], first_shard, first_sample, names, copy=copies)
-                if self.fields.is_plain:
-                    if len(places) == len(rows):
-                        answers = list(found)
-                    else:
-                        for place, sample in zip(places.tolist(), found, strict=True):
-                            answers[place] = sample
+                some = _Alike(group, group.layouts[code], rows[places], first_shard, first_sample)
+                found = (self._read_records if some.layout.is_record else self._read_members)(reader, some, copy=copy)
+                if len(places) == len(rows):
+                    answers = list(found)
                 else:
                     for place, sample in zip(places.tolist(), found, strict=True):
-                        answers[place] = sample if sample is None else self._named(sample, chosen)
-                left = {name: field for name, field in self._left(group.layouts[code]).items() if field is not None}
-                for place in places.tolist() if left else ():
-                    if isinstance(answers[place], dict):
-                        number = first_sample + int(rows[place])
-                        answers[place] |= {name: self.dataset[number].open(field) for name, field in left.items()}
+                        answers[place] = sample
             for place in [place for place, answer in enumerate(answers) if answer is None] if None in answers else ():
                 row, shard = int(rows[place]), int(group.shard[rows[place]])
                 url, key = self.dataset.shard_entry(first_shard + shard).url, group.key(row)
@@ -174,13 +182,47 @@ class PayloadReader:
 
         return by_group(self.dataset.catalog, samples, read)
 
-    def _chosen(self, layout: Layout) -> dict[str, str] | None:
-        """Return the fields to read of samples of a layout, by their names in the batch; None for all."""
-        if layout.is_record:
-            # Which of several features a record has, the record alone knows.
-            names = self.fields.names if self.fields.is_plain else None
-            return None if names is None else {name: name for name in names}
-        return {name: field for name, field in self.fields.of_layout(layout).items() if not self._leave(field)}
+    def _read_members(self, reader: BatchReader, some: _Alike, *, copy: bool) -> Iterator[dict[str, Any] | None]:
+        """Read samples of members of tars; None for those that cannot be given."""
+        group, layout, rows, first_shard, first_sample = some
+        chosen = {name: field for name, field in self.fields.of_layout(layout).items() if not self._leave(field)}
+        names = list(dict.fromkeys(chosen.values()))
+        found = reader.read(group, rows, first_shard, first_sample, names, copy=copy)
+        if not self.fields.is_plain:
+            found = (sample and _renamed(sample, chosen) for sample in found)
+        left = {name: field for name, field in self._left(layout).items() if field is not None}
+        return self._opened(found, left, rows + first_sample) if left else found
+
+    def _opened(
+        self, found: Iterator[dict[str, Any] | None], left: dict[str, str], numbers: Int64s
+    ) -> Iterator[dict[str, Any] | None]:
+        """Open the fields of samples that are not read."""
+        for number, sample in zip(numbers.tolist(), found, strict=True):
+            if sample is not None:
+                sample |= {name: self.dataset[number].open(field) for name, field in left.items()}
+            yield sample
+
+    def _read_records(
+        self, reader: BatchReader, some: _Alike, *, copy: bool
+    ) -> Iterator[dict[str, Any] | Failure | None]:
+        """Read records; None for those that cannot be given."""
+        group, _, rows, first_shard, first_sample = some
+        asked = self._records
+        # Features stand in the batch as they are, where nobody decodes them, and are copied in any case.
+        found = reader.read(
+            group,
+            rows,
+            first_shard,
+            first_sample,
+            asked.required,
+            copy=True,
+            optional=asked.optional,
+            views_of_records=not copy,
+        )
+        if self.fields.is_plain:
+            return found
+        numbers = (rows + first_sample).tolist()
+        return (sample and self._named(sample, number) for number, sample in zip(numbers, found, strict=True))
 
     def _left(self, layout: Layout) -> dict[str, str | None]:
         """Return the fields of samples of a layout that are opened and not read, by name; None for absent ones."""
@@ -193,24 +235,28 @@ class PayloadReader:
             if self._leave(field)
         }
 
-    def _named(self, sample: dict[str, Any], chosen: dict[str, str] | None) -> dict[str, Any] | Failure:
-        """Return a sample under the names of the batch; a `Failure` if a record lacks a field."""
-        names = self.fields.names
-        if names is None or self.fields.is_plain:
-            return sample
-        named: dict[str, Any] = {"__key__": sample["__key__"]}
-        if chosen is not None:
-            return named | {name: sample[field] for name, field in chosen.items()}
-        for name, choices in names.items():
-            field = next((choice for choice in choices if choice in sample), None)
-            if field is None and name not in self._lenient.defaults:
-                what = f"record {sample['__key__']} has none of {', '.join(map(repr, choices))}"
-                error = MissingFieldError(what, field=name, key=sample["__key__"])
-                return Failure("missing_field", error, Place(key=sample["__key__"], message=what))
-            if field is None:
-                self._report.add("missing_field", Place(key=sample["__key__"], message=f"no {name!r}"))
-            named[name] = self._lenient.defaults[name] if field is None else sample[field]
+    def _named(self, record: dict[str, Any], number: int) -> dict[str, Any] | Failure:
+        """Return a record under the names of the batch; a `Failure` if it has none of the fields for one of them."""
+        key = record["__key__"]
+        named: dict[str, Any] = {"__key__": key}
+        for name, choices in (self._records.names or {}).items():
+            field = next((choice for choice in choices if choice in record), None)
+            if field is not None:
+                named[name] = record[field]
+                continue
+            shard = self.dataset[number].shard
+            if name not in self._lenient.defaults:
+                what = f"record {key} has none of {', '.join(map(repr, choices))}"
+                error = MissingFieldError(what, field=name, shard=shard, key=key)
+                return Failure("missing_field", error, Place(shard, key=key, message=what))
+            self._report.add("missing_field", Place(shard, key=key, message=f"no {name!r}"))
+            named[name] = self._lenient.defaults[name]
         return named
+
+
+def _renamed(sample: dict[str, Any], chosen: dict[str, str]) -> dict[str, Any]:
+    named: dict[str, Any] = {"__key__": sample["__key__"]}
+    return named | {name: sample[field] for name, field in chosen.items()}
 
 
 def _unknown(shard: str, key: str) -> Failure:
