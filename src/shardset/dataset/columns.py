@@ -267,6 +267,42 @@ _ROW: Final = "\0row"
 _MISSING: Final = re.compile(r"FieldRef\.(?:Nested\(FieldRef\.)?Name\((.*?)\)(?: in | FieldRef\.)", re.DOTALL)
 _BY_NUMBER: Final = re.compile(r"FieldPath\(\d")
 _QUOTED: Final = re.compile(r'"(?:[^"\\]|\\.)*"')
+STOPPED: Final = (MemoryError, pa.ArrowCancelled)
+"""Errors of Arrow that are no fault of an expression."""
+_SHOWN_TEXT: Final = 200
+_ADVICE: Final = (
+    (
+        r"not in range: .* to 9223372036854775807$",
+        'numbers from 2**63 on go with uint64 alone: pc.field({0}).cast("uint64"), and pa.scalar(5, "uint64") for a 5',
+    ),
+    (r"not in range", 'take a type that holds all values: pc.field({0}).cast("int64"), or "float64"'),
+    (r"(?i)time ?zone '", 'names of time zones are as "UTC" and "Europe/Berlin"'),
+    (r"(?i)time ?zone", 'give both a time zone, or neither: pc.assume_timezone(pc.field({0}), "UTC")'),
+    (r"out of bounds timestamp", 'take a coarser unit, for both: pc.field({0}).cast("timestamp[s]", safe=False)'),
+    (
+        r"types \(.*(timestamp|date\d|time\d)",
+        'compare times with times: datetime.datetime(2024, 1, 1), or pa.scalar("2024-01-01").cast("timestamp[s]")',
+    ),
+    (r"types \(.*(run_end|view|extension|halffloat)", "cast the column of the table before it is joined"),
+    (
+        r"no kernel matching|values? set|Unsupported cast|key_type",
+        "give a value of the column's type, or cast the column, as pc.field({0}).cast({1})",
+    ),
+    (r"[Ii]nvalid regular expression", "patterns are those of RE2; what stands for itself has a backslash: '\\('"),
+    (r"No function registered", "its functions are those of pyarrow.compute"),
+    (
+        r"non-scalar|MetaFunction",
+        "what looks at many samples at once, such as a sum or a rank, is for numpy: ds.select().column({0})",
+    ),
+    (r"truncated|would lose data", 'say how it is rounded: pc.field({0}).cast("int64", safe=False)'),
+    (r"overflow", 'compute with real numbers: pc.field({0}).cast("float64")'),
+    (r"No match for FieldRef\.Nested", "the column has no such part"),
+)
+"""What to do about what Arrow says; {0} is the name of a column, {1} a type that is not its own."""
+_OTHERWISE: Final = (
+    "select those that it can be computed of first, and then of these; or compute with numpy, and select by number: "
+    'pc.field("sample_index").isin(numbers)'
+)
 _OF_FIELD: Final = re.compile(rf"(?<![\w.])(?:{re.escape(HAS)}|{re.escape(BYTES)})[^\s(),]+")
 
 
@@ -285,12 +321,14 @@ def used_columns(where: pc.Expression, types: Mapping[str, pa.DataType]) -> list
     """
     text = str(where)
     if _BY_NUMBER.search(_QUOTED.sub("", text)):
-        raise ValueError(f"columns are named, not numbered: {text}")
+        raise ValueError(f"columns are named, not numbered: {shown(where)}")
     named = {name: kind for name, kind in types.items() if name in text}
     for name in _OF_FIELD.findall(text):
         named.setdefault(name, pa.bool_() if name.startswith(HAS) else pa.int64())
     try:
         kind = _type_of(where, named)
+    except STOPPED:
+        raise
     except pa.ArrowException as error:
         missing = _MISSING.search(str(error))
         if missing and missing[1] not in named:
@@ -298,18 +336,59 @@ def used_columns(where: pc.Expression, types: Mapping[str, pa.DataType]) -> list
             what = f"there is no column {missing[1]!r}{suggest(missing[1], types)} - there are {listed(names)}"
             fields = [name.removeprefix(HAS) for name in types if name.startswith(HAS)]
             raise ValueError(f"{what}, and {HAS}F and {BYTES}F for each field F: {listed(fields)}") from error
-        raise ValueError(f"the expression {text} does not fit the columns ({error})") from error
+        raise misfit(where, named, error, "does not fit the columns") from error
     if not pa.types.is_boolean(kind) and not pa.types.is_null(kind):
-        raise ValueError(f"the expression {text} gives {kind}, and not true or false")
+        raise ValueError(
+            f"the expression {shown(where)} gives {kind}, and not true or false: compare it with something"
+        )
     return [name for name in named if not _fits(where, {other: named[other] for other in named if other != name})]
 
 
-def _fits(where: pc.Expression, types: Mapping[str, pa.DataType]) -> bool:
+def misfit(
+    where: pc.Expression, types: Mapping[str, pa.DataType], error: pa.ArrowException, verdict: str
+) -> ValueError:
+    """Return the error to raise where an expression does not fit columns: it names these, and says what to do.
+
+    Args:
+        where: The expression.
+        types: The types of the columns that it may use, by name.
+        error: What Arrow said.
+        verdict: What is said of the expression, with the columns behind it.
+    """
+    said = " ".join(str(error).partition(" in " if "No match for" in str(error) else "\n")[0].split())
+    # Without a column that matters Arrow complains of that instead.
+    names = [
+        name
+        for name in types
+        if (missing := _MISSING.search(_complaint(where, {other: types[other] for other in types if other != name})))
+        and missing[1] == name
+    ]
+    concerned = " and ".join(f"{name!r} ({types[name]})" for name in names[:_CLOSE]) or "no column"
+    advice = next((text for pattern, text in _ADVICE if re.search(pattern, said)), _OTHERWISE)
+    what = f"the expression {shown(where)} {verdict} {concerned}: {said}"
+    name = names[0] if names else "NAME"
+    other = "int64" if types.get(name) in {pa.string(), pa.large_string()} else "string"
+    return ValueError(f"{what} - {advice.format(repr(name), repr(other))}")
+
+
+def _complaint(where: pc.Expression, types: Mapping[str, pa.DataType]) -> str:
     try:
         _type_of(where, types)
-    except pa.ArrowException:
-        return False
-    return True
+    except STOPPED:
+        raise
+    except pa.ArrowException as error:
+        return str(error)
+    return ""
+
+
+def shown(where: pc.Expression) -> str:
+    """Return an expression as text for messages: its beginning, if it is long."""
+    text = " ".join(str(where).split())
+    return text if len(text) <= _SHOWN_TEXT else f"{text[:_SHOWN_TEXT]}..."
+
+
+def _fits(where: pc.Expression, types: Mapping[str, pa.DataType]) -> bool:
+    return not _complaint(where, types)
 
 
 def _type_of(where: pc.Expression, types: Mapping[str, pa.DataType]) -> pa.DataType:

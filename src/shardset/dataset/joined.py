@@ -79,7 +79,8 @@ class Joined:
 
     def row_name(self, row: int) -> str:
         """Return what stands in the columns that the table is joined by, as text."""
-        return ", ".join(repr(self._source.read(self.on).column(name)[row].as_py()) for name in self.on)
+        table = self._source.read(self.on)
+        return ", ".join(repr(table.column(name)[row].as_py()) for name in self.on)
 
     def column(self, catalog: Catalog, part: Part, name: str) -> pa.ChunkedArray:
         """Return a column, a value for each sample of a part; null where the sample has no row."""
@@ -87,7 +88,12 @@ class Joined:
             self._columns[name] = self._source.read((name,)).column(name)
         start = part.first_sample
         rows = part.of(self.rows(catalog)[start : start + part.group.files.num_samples])
-        return self._columns[name].take(pa.array(rows, mask=rows < 0))
+        values = self._columns[name]
+        try:
+            return values.take(pa.array(rows, mask=rows < 0))
+        except pa.ArrowNotImplementedError as error:
+            what = f"rows of the joined column {name!r}, which is of {values.type}, cannot be looked up ({error})"
+            raise ValueError(f"{what} - cast it, or leave it out, before the table is joined") from error
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_columns": {}, "_rows": None}
@@ -121,9 +127,11 @@ class _InFiles:
     def __init__(self, urls: Sequence[str]) -> None:
         store = AnyStore()
         readers = [store.open(url) for url in urls]
-        self.schema: pa.Schema = pa.unify_schemas(
-            [_read_file(reader, None).schema for reader in readers], promote_options="permissive"
-        )
+        schemas = [_read_file(reader, None).schema for reader in readers]
+        try:
+            self.schema: pa.Schema = pa.unify_schemas(schemas, promote_options="permissive")
+        except pa.ArrowException as error:
+            raise _apart(urls, error) from error
         self._files = [(reader.url, reader.size, reader.identity) for reader in readers]
         self._last: tuple[tuple[str, ...], pa.Table | None] = ((), None)
 
@@ -139,12 +147,23 @@ class _InFiles:
                     what = "the file was changed since its columns were joined"
                     raise ChangedError(what, url=url, hint="select again")
                 pieces.append(_read_file(reader, names))
-            table = pa.concat_tables(pieces, promote_options="permissive").select(list(names)).combine_chunks()
+            try:
+                table = pa.concat_tables(pieces, promote_options="permissive").select(list(names)).combine_chunks()
+            except pa.ArrowInvalid as error:  # values that do not fit what the files' types have in common
+                raise _apart([url for url, _, _ in self._files], error, names) from error
             self._last = names, table
         return table
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_last": ((), None)}
+
+
+def _apart(urls: Sequence[str], error: pa.ArrowException, names: tuple[str, ...] = ()) -> ValueError:
+    """Return the error to raise where the columns of several files do not make one table."""
+    which = f"the columns {' and '.join(map(repr, names))} of" if names else "the columns of"
+    first, last = without_secrets(urls[0]), without_secrets(urls[-1])
+    what = f"{which} {len(urls)} files, {first} to {last}, do not go together ({error})"
+    return ValueError(f"{what} - write each column with one type in all files")
 
 
 def join_table(columns: Any, on: str | Sequence[str]) -> Joined:
@@ -156,7 +175,8 @@ def join_table(columns: Any, on: str | Sequence[str]) -> Joined:
         on: What both have in common: ``"key"``, ``["shard", "key"]``, or ``"sample_index"``.
 
     Raises:
-        ValueError: The table lacks a column to join by, or has two of one name; or a file is neither Parquet nor Arrow.
+        ValueError: The table lacks a column to join by, or has two of one name, or names that are no text; or a file is
+            neither Parquet nor Arrow, or several do not go together.
         TypeError: `columns` is nothing of that.
         StorageError: A file cannot be read.
     """
@@ -178,7 +198,7 @@ def join_table(columns: Any, on: str | Sequence[str]) -> Joined:
         except (TypeError, ValueError, pa.ArrowException) as error:
             what = f"columns are a table, a Parquet or Arrow file, or a list of files, not {type(columns).__name__}"
             raise TypeError(f"{what} ({error})") from error
-        source = _InMemory(_without_views(table).combine_chunks())
+        source = _InMemory(_plain_table(table).combine_chunks())
     there = source.schema.names
     missing = [name for name in names if name not in there]
     if missing:
@@ -186,6 +206,12 @@ def join_table(columns: Any, on: str | Sequence[str]) -> Joined:
     twice = sorted({name for name in there if there.count(name) > 1})
     if twice:
         raise ValueError(f"the table has two columns {twice[0]!r} - rename one of them")
+    if isinstance(source, _InMemory):  # files are looked at as they are read
+        try:
+            source.read(names).validate(full=True)
+        except pa.ArrowInvalid as error:
+            what = f"the table's column {' or '.join(map(repr, names))} holds what is not of its type ({error})"
+            raise ValueError(f"{what} - make the table anew") from error
     return Joined(source, names)
 
 
@@ -205,37 +231,71 @@ def _read_file(reader: Reader, names: tuple[str, ...] | None) -> pa.Table:
             from pyarrow import parquet  # noqa: PLC0415 - takes a while to load
 
             content = parquet.ParquetFile(file, pre_buffer=False)
-            empty = content.schema_arrow.empty_table()
+            if names is None:
+                return _without_rows(content.schema_arrow)
             # Threads of Arrow that read a file of Python's may still hold it when the interpreter ends, and abort it.
-            table = empty if names is None else content.read(columns=list(names), use_threads=False)
+            table = content.read(columns=list(names), use_threads=False)
         else:
             open_file = pa.ipc.open_file if magic.startswith(b"ARROW1") else pa.ipc.open_stream
             schema = open_file(file).schema
             if names is None:
-                return _without_views(schema.empty_table())
+                return _without_rows(schema)
             wanted = [schema.get_field_index(name) for name in names if name in schema.names]
             file.seek(0)
             table = open_file(file, options=pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False)).read_all()
-        table = _without_views(table)
+        table = _plain_table(table)
         table.validate(full=True)
-    except (pa.ArrowException, EOFError) as error:  # pyarrow turns OSErrors of the file into its own
-        if isinstance(error.__context__, OSError):
+    except (pa.ArrowException, EOFError, UnicodeDecodeError) as error:
+        if isinstance(error.__context__, OSError):  # of the file, which pyarrow turns into one of its own
             raise error.__context__ from error
-        raise ValueError(f"{without_secrets(reader.url)} is no Parquet or Arrow file ({error})") from error
+        raise _unreadable(without_secrets(reader.url), error) from error
     return table
 
 
-def _without_views(table: pa.Table) -> pa.Table:
-    """Return a table with its columns of views, as Polars makes them of text, in the form that Arrow computes with."""
+def _unreadable(url: str, error: Exception) -> ValueError:
+    if isinstance(error, pa.ArrowNotImplementedError):
+        what = f"{url} has columns that cannot be joined ({error})"
+        return ValueError(f"{what} - write the file with other types, or without them")
+    return ValueError(f"{url} is no Parquet or Arrow file ({error})")
+
+
+def _without_rows(schema: pa.Schema) -> pa.Table:
+    return pa.schema([field.with_type(_plain(field.type)) for field in schema]).empty_table()
+
+
+def _plain_table(table: pa.Table) -> pa.Table:
+    """Return a table in forms that Arrow computes with: without views, which Polars makes of text, and runs."""
     for at, field in enumerate(table.schema):
-        if field.type in _OF_VIEWS:
-            kind = _OF_VIEWS[field.type]
+        kind = _plain(field.type)
+        if kind != field.type:
             try:
                 column = table.column(at).cast(kind)
-            except pa.ArrowNotImplementedError:  # before pyarrow 18
+            except (pa.ArrowNotImplementedError, pa.ArrowInvalid):  # most of what is nested, and much before pyarrow 18
                 column = pa.chunked_array([pa.array(table.column(at).to_pylist(), kind)])
             table = table.set_column(at, field.name, column)
     return table
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """Return the type of the same values without views and runs, in lists and structs too."""
+    is_a = pa.types
+    if kind in _OF_VIEWS:
+        return _OF_VIEWS[kind]
+    if is_a.is_run_end_encoded(kind) or is_a.is_dictionary(kind):
+        values = _plain(kind.value_type)
+        return kind if is_a.is_dictionary(kind) and values == kind.value_type else values
+    if is_a.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_plain(kind.value_type)))
+    if is_a.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(_plain(kind.value_type)))
+    if is_a.is_fixed_size_list(kind):
+        return pa.list_(kind.value_field.with_type(_plain(kind.value_type)), kind.list_size)
+    if is_a.is_map(kind):
+        return pa.map_(_plain(kind.key_type), kind.item_field.with_type(_plain(kind.item_type)))
+    if is_a.is_struct(kind):
+        parts = [kind.field(at) for at in range(kind.num_fields)]
+        return pa.struct([part.with_type(_plain(part.type)) for part in parts])
+    return kind
 
 
 # ---- rows by key and by number
@@ -268,8 +328,10 @@ def _by_shard(table: pa.Table, catalog: Catalog) -> Rows:
 def _by_number(table: pa.Table, catalog: Catalog) -> Rows:
     column = table.column("sample_index")
     if not pa.types.is_integer(column.type):
-        raise ValueError(f"the table's column 'sample_index' is of {column.type}, and samples are numbered by integers")
-    numbers = pc.fill_null(column.cast(pa.int64()), -1).to_numpy()
+        what = f"the table's column 'sample_index' is of {column.type}, and samples are numbered by integers"
+        raise ValueError(f"{what} - cast it")
+    # Numbers from 2**63 on become negative, and are no sample's either way.
+    numbers = pc.fill_null(column.cast(pa.int64(), safe=False), -1).to_numpy()
     there = np.flatnonzero((numbers >= 0) & (numbers < catalog.num_samples))
     rows = np.full(catalog.num_samples, -1, np.int64)
     rows[numbers[there]] = there

@@ -17,12 +17,15 @@ from shardset.policy import Place
 from .columns import (
     BYTES,
     HAS,
+    STOPPED,
     check_known,
     column_types,
     evaluate,
     known_fields,
     listed,
     make_column,
+    misfit,
+    shown,
     split_parts,
     suggest,
     used_columns,
@@ -50,7 +53,6 @@ _JOINED: Final = "joined."
 """Stands before the name of a joined column that the catalog has one of too."""
 _PLACES: Final = 8
 _AT_ONCE: Final = 256
-_SHOWN: Final = 200
 _RAISE: Final = object()
 
 
@@ -199,7 +201,8 @@ class Selection:
             int64 for integers, float64 for other numbers, bool, datetime64 or timedelta64; else an array of objects.
 
         Raises:
-            ValueError: There is no such column, or the catalog was made without it.
+            ValueError: There is no such column, or the catalog was made without it; or it has values that arrays of
+                these types do not hold, such as integers from 2**63 on.
             SampleError: A value is not known, and there is no default.
         """
         catalog, columns = self._dataset.catalog, self._columns()
@@ -209,10 +212,8 @@ class Selection:
         column = columns[name]
         pieces = [column.values(catalog, part) for part in split_parts(catalog, self._numbers)]
         values = pa.chunked_array([chunk for piece in pieces for chunk in _chunks(piece)], column.kind)
-        if not values.null_count:
-            return _as_numpy(values)
-        is_null = values.is_null().to_numpy()
-        if default is _RAISE:
+        if values.null_count and default is _RAISE:
+            is_null = values.is_null().to_numpy()
             sample = self[int(np.argmax(is_null))]
             raise SampleError(
                 f"the column {name!r} has no value for sample {sample.key!r}, and for {int(is_null.sum())} in all",
@@ -220,7 +221,11 @@ class Selection:
                 key=sample.key,
                 hint=f"leave them out: select(pc.field({name!r}).is_valid()); or give a default",
             )
-        return _filled(values, is_null, default)
+        try:
+            return _filled(values, default) if values.null_count else _as_numpy(values)
+        except pa.ArrowException as error:
+            what = f"the column {name!r} ({column.kind}) cannot be given as an array: {error}"
+            raise ValueError(f'{what} - cast it before it is joined, as table[{name!r}].cast("string")') from error
 
     def select(
         self, where: pc.Expression | None = None, *, columns: Any = None, on: str | Sequence[str] = "key"
@@ -326,14 +331,17 @@ class Selection:
             values = {name: columns[name].values(catalog, part) for name in used}
             try:
                 answer = evaluate(where, values, len(part))
+            except STOPPED:
+                raise
             except pa.ArrowException as error:
-                raise ValueError(f"the expression {_shown(where)} cannot be computed ({error})") from error
+                kinds = {name: columns[name].kind for name in used}
+                raise misfit(where, kinds, error, "cannot be computed of") from error
             numbers = part.numbers
             if answer.null_count:
                 unknown.append(numbers[answer.is_null().to_numpy()])
                 answer = pc.fill_null(answer.cast(pa.bool_()), fill_value=False)
             found.append(numbers[answer.to_numpy()])
-        self._count("unknown_value", np.concatenate(unknown), f"neither true nor false: {_shown(where)}")
+        self._count("unknown_value", np.concatenate(unknown), f"neither true nor false: {shown(where)}")
         selected = np.concatenate(found)
         return Selection(self._dataset, None if len(selected) == len(self._dataset) else selected, self._joined)
 
@@ -390,11 +398,6 @@ def _joined_name(name: str, known: Collection[str]) -> str:
     return _JOINED + name if name in known or name.startswith((HAS, BYTES)) else name
 
 
-def _shown(where: pc.Expression) -> str:
-    text = " ".join(str(where).split())
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-
-
 def _chunks(values: pa.Array | pa.ChunkedArray) -> list[pa.Array]:
     return values.chunks if isinstance(values, pa.ChunkedArray) else [values]
 
@@ -408,15 +411,16 @@ def _as_numpy(values: pa.ChunkedArray) -> NDArray[Any]:
         return values.cast(pa.int64()).to_numpy()  # type: ignore[no-any-return]
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         return values.cast(pa.float64()).to_numpy()  # type: ignore[no-any-return]
-    if pa.types.is_nested(kind):
+    if pa.types.is_nested(kind) or pa.types.is_interval(kind):  # which Arrow makes no array of, but ends the process
         answer = np.empty(len(values), object)
         answer[:] = values.to_pylist()
         return answer
     return values.to_numpy()  # type: ignore[no-any-return]
 
 
-def _filled(values: pa.ChunkedArray, is_null: NDArray[np.bool_], default: Any) -> NDArray[Any]:
+def _filled(values: pa.ChunkedArray, default: Any) -> NDArray[Any]:
     """Return a column with a default in the place of nulls."""
+    is_null = values.is_null().to_numpy()
     known = _as_numpy(values.drop_null())
     if not len(known) and known.dtype.kind in "iub":
         known = known.astype(np.int64)
