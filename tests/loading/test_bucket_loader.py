@@ -273,7 +273,7 @@ def test_large_files_are_read_a_few_at_a_time(tmp_path):
     path.with_suffix(".json").write_text(json.dumps({"filesize": path.stat().st_size, "files": found}))
     loader = BucketDataLoader(path, chunk_size_mb=1, copy=False)
     next(loader)
-    assert len(loader._chunk[1]) == 1
+    assert len(loader._chunk.files) == 1
     assert len(list(loader)) == 4
     assert type(next(BucketDataLoader(path, copy=False)).data) is memoryview
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -14,23 +15,29 @@ from shardset.policy import Place
 from .bucket_order import STRATEGIES, FileOrder, Plan, Strategy, order_files, plan_pass
 from .bucket_store import dataset_file_order
 from .buckets import Shape
-from .fetch import Fetcher, as_dataset, checked_batch_size
+from .fetch import NO_ENTRIES, Fetcher, as_dataset, checked_batch_size
+from .one_ahead import OneAhead
 from .state import check_dataset, place_of
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from shardset.dataset.dataset import Dataset
     from shardset.policy import Policy
 
     from .entry import TarFileEntry
+    from .fetch import Entries
+
+    Planned = tuple[FileOrder, Plan]
 
 logger = logging.getLogger(__name__)
 
 STATE_VERSION: Final = 1
 _AT_ONCE: Final = 64
 _MEBI: Final = 1 << 20
+_PLANNED_AHEAD: Final = 1 << 19
+"""Where a part of the shards has more files, the indexes of two of them may not stay in memory."""
 _STRATEGY_NAMES: Final = dict(zip(STRATEGIES, ("Sequential", "RandomWithinBuckets", "FullyRandom"), strict=True))
 
 
@@ -41,6 +48,9 @@ class BucketDataLoader:
     rules of buckets; they come sorted by key, and within one shard by shard in path order. With ``lazy_load``, some
     shards at a time are sorted into buckets, and all their files are given before the next shards are looked at;
     otherwise all shards at once. Shuffled orders follow from `seed` and `epoch` alone.
+
+    Where shards are not mapped into memory, what comes next, a batch or a chunk of files, is read while the caller
+    works on what came before. What cannot be read raises or counts when it is asked for.
 
     Args:
         dataset_or_path: A dataset, or a source for `discover_dataset`.
@@ -112,11 +122,13 @@ class BucketDataLoader:
         self._counts: dict[str, int] = {}
         self._windows_seen = 0
         self._window = -1
-        self._order: FileOrder | None = None
-        self._plan: Plan | None = None
+        self._planned: Planned | None = None
         self._position = 0
         self._has_begun = False
-        self._chunk: tuple[int, list[TarFileEntry | None]] = (0, [])
+        self._chunk = NO_ENTRIES
+        self._chunk_start = 0
+        self._read_ahead: OneAhead[Entries] = OneAhead()
+        self._planned_ahead: OneAhead[Planned] = OneAhead()
 
     @property
     def dataset(self) -> Dataset:
@@ -166,31 +178,32 @@ class BucketDataLoader:
         return -(-self.dataset.num_shards // self._shards_at_once)
 
     def _start(self, window: int) -> None:
-        self._window, self._order, self._plan, self._position = window, None, None, 0
-        self._chunk = (0, [])
+        self._read_ahead.drop()
+        self._planned_ahead.drop()
+        self._enter(window)
 
-    def _current(self) -> Plan | None:
-        """Return the plan that the position is in, moving on to the next shards if need be; None at the end."""
+    def _enter(self, window: int) -> None:
+        self._window, self._planned, self._position = window, None, 0
+        self._chunk = NO_ENTRIES
+
+    def _current(self) -> Planned | None:
+        """Return order and plan that the position is in, moving on to the next shards if need be; None at the end."""
         while True:
-            if self._plan is None:
+            if self._planned is None:
                 window = max(self._window, 0)
                 if window >= self._num_windows:
                     return None
-                self._order, self._plan = self._make_plan(window, self._seed, self._epoch, self._batch_size)
+                self._planned = self._make_plan(window, self._seed, self._epoch, self._batch_size)
                 self._window = window
-            if self._position < len(self._plan.places):
-                return self._plan
+            if self._position < len(self._planned[1].places):
+                return self._planned
             if self._window + 1 >= self._num_windows:
                 return None
-            self._start(self._window + 1)
+            self._enter(self._window + 1)
 
-    def _make_plan(self, window: int, seed: int, epoch: int, batch_size: int | None) -> tuple[FileOrder, Plan]:
-        if self._num_windows == 1:
-            order = dataset_file_order(self._fetcher, self._shape)
-        else:
-            shards = self._shards_of(window)
-            self.dataset.load_files(shards)
-            order = order_files(shards, self._fetcher.files, self._shape, self._fetcher.max_file_size)
+    def _make_plan(self, window: int, seed: int, epoch: int, batch_size: int | None) -> Planned:
+        task = self._planning(window, seed, epoch, batch_size)
+        order, plan = self._planned_ahead.take((window, seed, epoch), task)
         if window >= self._windows_seen:
             for key, count in zip(order.keys, np.diff(order.starts).tolist(), strict=True):
                 self._counts[key] = self._counts.get(key, 0) + count
@@ -199,7 +212,15 @@ class BucketDataLoader:
             what = "no file here has a known width and height, so nothing comes: index them with geometry"
             self.dataset.report.add("no_geometry", Place(self.dataset.name, message=what))
             logger.warning("%s", what)
-        return order, plan_pass(order, self._strategy, seed=seed, epoch=epoch, batch_size=batch_size)
+        return order, plan
+
+    def _planning(self, window: int, seed: int, epoch: int, batch_size: int | None) -> Callable[[], Planned]:
+        """Return what makes the plan of a window, in any thread."""
+        if self._num_windows == 1:
+            order = partial(dataset_file_order, self._fetcher, self._shape)
+        else:
+            order = partial(_order_shards, self._fetcher, self._shards_of(window), self._shape)
+        return partial(_plan, order, self._strategy, seed, epoch, batch_size)
 
     def _shards_of(self, window: int) -> range:
         start = window * self._shards_at_once
@@ -211,17 +232,23 @@ class BucketDataLoader:
         return self
 
     def __next__(self) -> TarFileEntry:
-        while (plan := self._current()) is not None:
-            start, entries = self._chunk
-            if not start <= self._position < start + len(entries):
-                start, entries = self._chunk = (self._position, self._read(plan, self._position, _AT_ONCE))
-            entry = entries[self._position - start]
-            entries[self._position - start] = None
+        while True:
+            files, unread, _ = self._chunk
+            at = self._position - self._chunk_start
+            if not 0 <= at < len(files):
+                planned = self._current()
+                if planned is None:
+                    raise StopIteration
+                span = self._span(planned, self._position, None)
+                self._chunk, self._chunk_start = self._read(planned, span, None), span.start
+                continue
+            entry, files[at] = files[at], None
+            if at in unread:
+                entry = self._fetcher.settled(unread.pop(at))
             self._position += 1
             self._has_begun = True
             if entry is not None:  # one that the policy left out
                 return entry
-        raise StopIteration
 
     def next_batch(self) -> list[TarFileEntry] | None:
         """Return the next files of one bucket, `batch_size` of them or else one; None at the end.
@@ -230,15 +257,13 @@ class BucketDataLoader:
             StorageError: Reading failed; the position stays where it was.
         """
         size = self._batch_size or 1
-        while (plan := self._current()) is not None:
-            end = int(plan.ends[np.searchsorted(plan.ends, self._position, side="right")])
-            stop = min(self._position + size, end)
-            entries: list[TarFileEntry | None] = []
-            if stop - self._position == size or not self._drop_last:
-                entries = self._read(plan, self._position, stop - self._position, whole=True)
-            self._position = stop
+        while (planned := self._current()) is not None:
+            span = self._span(planned, self._position, size)
+            entries = self._fetcher.settle_all(self._read(planned, span, size)) if span else []
+            batch = [entry for entry in entries if entry is not None]
+            self._position = span.stop
             self._has_begun = True
-            if batch := [entry for entry in entries if entry is not None]:
+            if batch:
                 return batch
         return None
 
@@ -252,15 +277,44 @@ class BucketDataLoader:
             raise ValueError("batch_size must be set to iterate batches")
         return iter(self.next_batch, None)
 
-    def _read(self, plan: Plan, start: int, count: int, *, whole: bool = False) -> list[TarFileEntry | None]:
-        """Read files from a position on: `count` of them, or fewer if they are large and not `whole`."""
-        assert self._order is not None  # noqa: S101 - it was made with the plan
-        places = plan.places[start : start + count]
-        if not whole:
-            ends = np.cumsum(self._order.length[places])
-            places = places[: max(1, int(np.searchsorted(ends, self._chunk_bytes, side="right")))]
-        shards, files = self._order.shard[places].tolist(), self._order.file[places].tolist()
-        return self._fetcher.many(list(zip(shards, files, strict=True)), as_samples=False)
+    def _span(self, planned: Planned, start: int, size: int | None) -> range:
+        """Return what is read at once from a position on: a batch of `size`, or a chunk; empty if no more come."""
+        order, plan = planned
+        count = len(plan.places)
+        if size is None:
+            ends = np.cumsum(order.length[plan.places[start : start + _AT_ONCE]])
+            most = max(1, int(np.searchsorted(ends, self._chunk_bytes, side="right")))
+            return range(start, min(start + most, count))
+        while start < count:
+            end = int(plan.ends[np.searchsorted(plan.ends, start, side="right")])
+            if end - start >= size or not self._drop_last:
+                return range(start, min(start + size, end))
+            start = end
+        return range(count, count)
+
+    def _read(self, planned: Planned, span: range, size: int | None) -> Entries:
+        """Read what stands at some positions, and begin to read what comes behind them."""
+        found = self._read_ahead.take((self._window, span), self._reading(planned, span))
+        if self._fetcher.load and (not found.are_mapped or self.dataset.is_remote):
+            self._work_ahead(planned, span.stop, size)
+        return found
+
+    def _work_ahead(self, planned: Planned, start: int, size: int | None) -> None:
+        window, span = self._window, self._span(planned, start, size)
+        if window + 1 < self._num_windows and len(planned[1].places) <= _PLANNED_AHEAD:
+            following = (window + 1, self._seed, self._epoch)
+            self._planned_ahead.begin(following, self._planning(*following, self._batch_size))
+            if not span and (then := self._planned_ahead.peek(following)) is not None:
+                window, planned, span = window + 1, then, self._span(then, 0, size)
+        if span:
+            self._read_ahead.begin((window, span), self._reading(planned, span))
+
+    def _reading(self, planned: Planned, span: range) -> Callable[[], Entries]:
+        """Return what reads the files at some positions, in any thread."""
+        order, plan = planned
+        places = plan.places[span.start : span.stop]
+        files = list(zip(order.shard[places].tolist(), order.file[places].tolist(), strict=True))
+        return partial(self._fetcher.read, files, as_samples=False)
 
     def reset(self) -> None:
         """Move to the start. If files were given before, that begins the next epoch, with another shuffle."""
@@ -273,8 +327,11 @@ class BucketDataLoader:
 
     def get_current_bucket(self) -> str | None:
         """Return the key of the bucket that the next file is of; None at the end."""
-        plan = self._current()
-        return None if plan is None else plan.keys[int(plan.bucket[self._position])]
+        planned = self._current()
+        if planned is None:
+            return None
+        plan = planned[1]
+        return plan.keys[int(plan.bucket[self._position])]
 
     def skip_to_bucket(self, bucket_key: str) -> None:
         """Move to the first file of a bucket; with ``lazy_load``, in the shards at hand or else in later ones.
@@ -284,7 +341,8 @@ class BucketDataLoader:
         """
         before = (self._window, self._position)
         self._start(max(self._window, 0))
-        while (plan := self._current()) is not None:
+        while (planned := self._current()) is not None:
+            plan = planned[1]
             if bucket_key in plan.keys:
                 self._position = int(np.argmax(plan.bucket == plan.keys.index(bucket_key)))
                 return
@@ -340,7 +398,7 @@ class BucketDataLoader:
             "window": max(self._window, 0),
             "position": self._position,
             "has_begun": self._has_begun,
-            "files": 0 if self._plan is None else len(self._plan.places),
+            "files": 0 if self._planned is None else len(self._planned[1].places),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -366,19 +424,33 @@ class BucketDataLoader:
             raise StateError(f"the state's {error}") from error
         if not 0 <= window < self._num_windows:
             raise StateError(f"the state stands in part {window} of the shards, there are {self._num_windows}")
-        order, plan = self._make_plan(window, seed, epoch, batch_size)
-        if len(plan.places) != count or not 0 <= position <= count:
-            raise StateError(f"the state stands at {position} of {count} files, here are {len(plan.places)}")
+        planned = self._make_plan(window, seed, epoch, batch_size)
+        found = len(planned[1].places)
+        if found != count or not 0 <= position <= count:
+            raise StateError(f"the state stands at {position} of {count} files, here are {found}")
         self._start(window)
-        self._order, self._plan, self._position = order, plan, position
+        self._planned, self._position = planned, position
         self._seed, self._epoch, self._batch_size = seed, epoch, batch_size
         self._drop_last, self._has_begun = bool(state_dict.get("drop_last")), bool(state_dict.get("has_begun"))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_chunk": NO_ENTRIES}  # may hold views
 
     def __repr__(self) -> str:
         return (
             f"BucketDataLoader({self.dataset!r}, strategy={self._strategy!r}, epoch={self._epoch}, "
             f"position={self._position})"
         )
+
+
+def _order_shards(fetcher: Fetcher, shards: range, shape: Shape) -> FileOrder:
+    fetcher.dataset.load_files(shards)
+    return order_files(shards, fetcher.files, shape, fetcher.max_file_size)
+
+
+def _plan(order: Callable[[], FileOrder], strategy: Strategy, seed: int, epoch: int, batch_size: int | None) -> Planned:
+    found = order()
+    return found, plan_pass(found, strategy, seed=seed, epoch=epoch, batch_size=batch_size)
 
 
 def _number(state: Mapping[str, Any], name: str) -> int:

@@ -11,21 +11,22 @@ from shardset.dataset.opening import discover_dataset
 from shardset.errors import StateError
 from shardset.policy import Place, settle
 from shardset.storage.store import url_name
-from shardset.storage.threads import Jobs
 
 from .by_number import ByNumber
 from .entry import TarFileEntry
 from .fetch import READ_ERRORS, Fetcher, Run, as_dataset, checked_batch_size
 from .lookahead import Lookahead
+from .one_ahead import OneAhead
 from .state import STATE_VERSION, check_ranges, parse_state, place_of
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from shardset.dataset.dataset import Dataset
     from shardset.policy import Policy
-    from shardset.storage.threads import Job
+
+    Span = tuple[int, int, int | None]
 
 _MEBI: Final = 1 << 20
 
@@ -82,6 +83,7 @@ class TarDataLoader(ByNumber):
         self._range = 0
         self._shard = self._file = self._moved_to = 0
         self._iterator: Iterator[TarFileEntry] | None = None
+        self._ahead: OneAhead[Run] = OneAhead()
 
     @property
     def current_shard_index(self) -> int:
@@ -140,30 +142,27 @@ class TarDataLoader(ByNumber):
             raise
 
     def _iterate(self, end: int | None = None) -> Iterator[TarFileEntry]:
-        # Whatever moves the cursor between two files, another iterator or a state, is followed.
-        ahead: Job[Run | None] | None = None
-        place = (-1, -1)
+        behind = (-1, -1)
         while (span := self._span(end)) is not None:
-            shard_index, start, stop = span
-            is_ahead = ahead is not None and place == (shard_index, start)
-            run = ahead.finish() if ahead is not None and is_ahead else self._read(shard_index, start, stop)
-            place, ahead = (shard_index, start if run is None else run.stop), None
+            shard_index, start, _ = span
+            run = None if (shard_index, start) == behind else self._read(span)
             if run is None or run.stop == start:
                 self._move(shard_index + 1, 0)
                 continue
-            if self._fetcher.load and self._dataset.is_remote and (stop is None or run.stop < stop):
-                ahead = Jobs().submit(partial(self._read, *place, stop))
-            following = start
+            if run.stop == run.files.index.num_files:
+                behind = (shard_index, run.stop)
             for number, row, data in zip(run.numbers, run.rows, run.payloads, strict=False):
-                if self._file != following or self._shard != shard_index:
-                    break
+                if data is None:
+                    continue
                 self._file = following = number + 1
                 yield TarFileEntry(run.files, row, data, shard_index, number)
+                # Whatever moves the cursor between two files, another iterator or a state, is followed.
+                if self._file != following or self._shard != shard_index:
+                    break
             else:
-                if self._file == following and self._shard == shard_index:
-                    self._file = run.stop
+                self._file = run.stop
 
-    def _span(self, end: int | None) -> tuple[int, int, int | None] | None:
+    def _span(self, end: int | None) -> Span | None:
         """Return the shard and file that come next, and the file of that shard to stop before; None at the end."""
         if self._ranges is None or end is not None:
             if self._shard >= self.num_shards:
@@ -179,17 +178,37 @@ class TarDataLoader(ByNumber):
                 self._move_to(self._ranges[self._range][0])
         return None
 
-    def _read(self, shard_index: int, start: int, stop: int | None) -> Run | None:
-        """Read some files of a shard; None if it cannot be indexed, and the policy says to go on without it."""
-        fetcher = self._fetcher
+    def _read(self, span: Span) -> Run | None:
+        """Read some files, and begin to read the next ones; None if the policy says to go on without their shard."""
+        fetcher, shard_index = self._fetcher, span[0]
         try:
-            return fetcher.run(
-                shard_index, start, stop, at_once=self._buffer_size, most_bytes=self._chunk_size_mb * _MEBI
-            )
+            run = self._ahead.take(span, self._reading(span))
         except READ_ERRORS as error:
             place = Place(self._dataset.shard_url(shard_index), message=error.message)
             settle(error, "read_failed", place, fetcher.policy, self._dataset.report)
             return None
+        if fetcher.load and (not run.is_mapped or self._dataset.is_remote):
+            following = self._following(span, run)
+            if following is not None:
+                self._ahead.begin(following, self._reading(following))
+        return run
+
+    def _reading(self, span: Span) -> Callable[[], Run]:
+        """Return what reads the first files of a span, in any thread."""
+        most = self._chunk_size_mb * _MEBI
+        return partial(self._fetcher.run, *span, at_once=self._buffer_size, most_bytes=most)
+
+    def _following(self, span: Span, run: Run) -> Span | None:
+        """Return what most likely comes behind files that were read; None if that is nothing."""
+        shard_index, _, stop = span
+        if stop is not None and run.stop >= stop:
+            return None
+        count = run.files.index.num_files
+        if run.stop < count:
+            return shard_index, run.stop, stop
+        return (
+            (shard_index + 1, 0, None if stop is None else stop - count) if shard_index + 1 < self.num_shards else None
+        )
 
     def _move(self, shard: int, file: int) -> None:
         self._shard, self._file, self._moved_to = shard, file, file
@@ -352,6 +371,7 @@ class TarDataLoader(ByNumber):
         self._ranges, self._range = state.ranges, state.range_index
         self._move(state.shard, state.file)
         self._iterator = None
+        self._ahead.drop()
 
     @classmethod
     def from_state_dict(
@@ -471,6 +491,9 @@ class TarDataLoader(ByNumber):
         """Return the shard that the next file comes from: behind the last file of one, the one after it."""
         is_behind = self._file > 0 and self._file >= self._dataset.get_shard_file_count(self._shard)
         return self._shard + is_behind
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_iterator": None}
 
     def __repr__(self) -> str:
         return f"TarDataLoader({self._dataset!r}, shard={self._shard}, file={self._file})"

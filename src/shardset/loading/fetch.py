@@ -31,10 +31,49 @@ _MAPPED_AT_ONCE: Final = 256
 _SHARDS_AT_ONCE: Final = 16
 
 
-class Run(NamedTuple):
-    """Files of a shard that were read at once: their numbers and rows, what they hold, the number behind the last.
+class Unread(NamedTuple):
+    """A file that could not be read, which the policy does not raise for. Whoever gives it asks the policy about it.
 
-    A payload that could not be read, and that the policy has no value for, is missing with its number.
+    Attributes:
+        files: The files of its shard.
+        row: Its row.
+        error: Why.
+        entry: What is given if the policy has a value for its payload.
+    """
+
+    files: ShardFiles
+    row: int
+    error: StorageError | FormatError | IndexFileError
+    entry: TarFileEntry | None = None
+
+
+class Entries(NamedTuple):
+    """Files that were read at once.
+
+    Attributes:
+        files: In the order asked; None for one that is too large or could not be read.
+        unread: What could not be read, by its place among them.
+        are_mapped: They come out of memory maps. Records do not, since their checksums are compared.
+    """
+
+    files: list[TarFileEntry | None]
+    unread: dict[int, Unread]
+    are_mapped: bool
+
+
+NO_ENTRIES: Final = Entries([], {}, are_mapped=True)
+
+
+class Run(NamedTuple):
+    """Files of a shard that were read at once.
+
+    Attributes:
+        files: All files of the shard.
+        numbers: Those that were read.
+        rows: Their rows.
+        payloads: What they hold; None for one that is to be left out. Failures count when they are come to.
+        stop: The number behind the last.
+        is_mapped: They lie in a memory map.
     """
 
     files: ShardFiles
@@ -42,6 +81,7 @@ class Run(NamedTuple):
     rows: list[int]
     payloads: Iterable[Any]
     stop: int
+    is_mapped: bool
 
 
 class Fetcher:
@@ -107,7 +147,30 @@ class Fetcher:
         Raises:
             As `one`.
         """
+        return self.settle_all(self.read(locations, as_samples=as_samples))
+
+    def settle_all(self, found: Entries) -> list[TarFileEntry | None]:
+        """Return files as they are given, and count those that could not be read."""
+        for place, unread in found.unread.items():
+            found.files[place] = self.settled(unread)
+        return found.files
+
+    def settled(self, unread: Unread) -> TarFileEntry | None:
+        """Count a file that could not be read, and return it with the policy's value; None if there is none."""
+        data, entry = self._given(unread), unread.entry
+        if data is None or entry is None:
+            return None
+        entry.data = data
+        return entry
+
+    def read(self, locations: Sequence[tuple[int, int]], *, as_samples: bool) -> Entries:
+        """Read files as `many` does, but leave it to `settle_all` or `settled` to count what cannot be read.
+
+        Raises:
+            As `one`.
+        """
         answers: list[TarFileEntry | None] = []
+        failed: dict[int, Unread] = {}
         self.dataset.load_files(shard_index for shard_index, _ in locations)
         shards: dict[int, OpenShard] = {}
         unread: dict[int, list[tuple[int, int]]] = {}
@@ -140,14 +203,15 @@ class Fetcher:
             found: list[Any] = self._read_many(*asked) or self._read_singly(*asked)
             for place, data in zip(places, found, strict=True):
                 entry = answers[place]
-                if data is None or entry is None:
-                    answers[place] = None
+                assert entry is not None  # noqa: S101 - it waits for its payload
+                if isinstance(data, Unread):
+                    answers[place], failed[place] = None, data._replace(entry=entry)
                 else:
                     entry.data = bytes(data) if self.copy else data
 
         if unread:
             run_all([partial(read, shard_index) for shard_index in unread], _SHARDS_AT_ONCE)
-        return answers
+        return Entries(answers, failed, not unread or all(size >= 0 for *_, size in shards.values()))
 
     def run(
         self, shard_index: int, start: int, stop: int | None = None, *, at_once: int = 100, most_bytes: int = 10 << 20
@@ -178,14 +242,13 @@ class Fetcher:
             numbers = [number for number, row in enumerate(rows, start) if files.lengths[row] <= self.max_file_size]
             rows = [rows[number - start] for number in numbers]
         if not self.load:
-            return Run(files, numbers, rows, repeat(b"", len(rows)), behind)
+            return Run(files, numbers, rows, repeat(b"", len(rows)), behind, is_mapped)
         payloads = self._read_many(files, reader, rows, shard_index)
         if payloads is not None:
-            return Run(files, numbers, rows, map(memoryview.tobytes, payloads) if self.copy else payloads, behind)
-        singly = self._read_singly(files, reader, rows, shard_index)
-        kept = [place for place, payload in enumerate(singly) if payload is not None]
-        numbers, rows, singly = ([column[at] for at in kept] for column in (numbers, rows, singly))
-        return Run(files, numbers, rows, map(bytes, singly) if self.copy else singly, behind)
+            given: Iterable[Any] = map(memoryview.tobytes, payloads) if self.copy else payloads
+        else:
+            given = map(self._given, self._read_singly(files, reader, rows, shard_index))
+        return Run(files, numbers, rows, given, behind, is_mapped)
 
     def _open(self, shard_index: int, *, as_samples: bool) -> OpenShard:
         """Return files and reader of a shard, columns of the files, and the whole shard with its size if mapped."""
@@ -225,14 +288,18 @@ class Fetcher:
             return None
 
     def _read_singly(self, files: ShardFiles, reader: Reader | None, rows: list[int], shard_index: int) -> list[Any]:
-        """Read payloads one by one; None for one that the policy says to leave out."""
+        """Read payloads one by one; `Unread` where that fails."""
         return [self._payload(files, reader, row, shard_index) for row in rows]
 
     def _payload(self, files: ShardFiles, reader: Reader | None, row: int, shard_index: int) -> Any:
         try:
             return files.view(reader or self.dataset.reader(shard_index), row)
         except READ_ERRORS as error:
-            return self._instead(error, files, row)
+            return Unread(files, row, error)
+
+    def _given(self, found: Any) -> Any:
+        data = self._instead(found.error, found.files, found.row) if isinstance(found, Unread) else found
+        return None if data is None else bytes(data) if self.copy else data
 
     def _instead(self, error: StorageError | FormatError | IndexFileError, files: ShardFiles, row: int) -> Any:
         """Apply the policy to a payload that cannot be read: raise, or count it and return its value, or None."""
