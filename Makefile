@@ -54,7 +54,7 @@ lower-bounds: $(VENV)-lower/stamp programs ## Run the fast tests with the oldest
 
 .PHONY: test-torch
 test-torch: $(VENV)-torch/stamp ffmpeg ## Train with the loader, and put pipelines into torch's loaders, in an environment of its own
-	$(VENV)-torch/bin/python -m pytest $(PYTEST_ARGS) peers/test_with_torch.py peers/test_decoding_with_torch.py \
+	$(VENV)-torch/bin/python -m pytest $(PYTEST_ARGS) -o faulthandler_timeout=600 peers/test_with_torch.py peers/test_decoding_with_torch.py \
 		peers/test_loader_with_torch.py peers/test_trainers.py peers/test_clips_with_torchcodec.py
 
 .PHONY: test-webdataset

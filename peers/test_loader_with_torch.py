@@ -604,7 +604,7 @@ class Trainer:
             env={**os.environ, "TMPDIR": str(self.temporary)},
         )
         self.sessions.append(process.pid)
-        wait_until(lambda: process.poll() is not None or len(self.lines()) >= wanted, 120)
+        wait_until(lambda: process.poll() is not None or len(self.lines()) >= wanted, 200)
         assert process.poll() is None, process.communicate()[1]
         return process
 
@@ -693,10 +693,10 @@ def test_a_worker_that_is_killed_ends_the_training_and_the_state_goes_on(trainer
         victim = next(pid for pid in children_of(process.pid) if "spawn_main" in command_of(pid))
     os.kill(victim, signal.SIGKILL)
     _, errors = process.communicate(timeout=60)
-    # torch tells of the signal, or of the connection where it was just taking a tensor from that worker.
-    assert re.search(
-        r"killed by signal|^(EOFError|BrokenPipeError|Connection\w+Error|FileNotFoundError)\b", errors, re.MULTILINE
-    )
+    # torch tells of the signal, or of the connection where it was just taking a tensor from that worker. Where the
+    # signal comes while the other is printed, Python gives up printing, and names the error among other words.
+    told = r"killed by signal|exited unexpectedly|\b(EOFError|BrokenPipeError|Connection\w+Error|FileNotFoundError)\b"
+    assert re.search(told, errors), errors
     assert process.returncode == 1
     trainer.check_gone(process)
     trainer.check_goes_on(dataset)

@@ -8,18 +8,21 @@ from __future__ import annotations
 import io
 import json
 import os
+import random
 import re
 import signal
 import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 import shardset
+from sessions import tells_of_interrupt
 from shardset.loading.loader import Loader
 from shardset.writing.tar_writer import TarWriter
 
@@ -78,14 +81,12 @@ def run(folder, text, *, world=1, stop_after=None):
     path = folder / "program.py"
     path.write_text(text)
     (folder / "said.py").write_text(SAID)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     log = folder / f"log-{time.monotonic_ns()}"
     log.mkdir()
     processes = []
     for rank in range(world):
-        environment = {**os.environ, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1", "MASTER_PORT": str(port)}
         if stop_after is not None:
             environment["STOP_AFTER"] = str(stop_after)
         if world > 1:
@@ -94,7 +95,6 @@ def run(folder, text, *, world=1, stop_after=None):
                 "LOCAL_RANK": rank,
                 "WORLD_SIZE": world,
                 "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port,
             }
             environment |= {name: str(value) for name, value in told.items()}
         with (log / f"{rank}.out").open("wb") as out, (log / f"{rank}.err").open("wb") as errors:
@@ -128,6 +128,18 @@ def run(folder, text, *, world=1, stop_after=None):
     for process in processes:
         wait_until(lambda process=process: not is_running(process.pid), 60)
     return [steps(rank) for rank in range(world)]
+
+
+def free_port():
+    """Return a port for processes to meet at, of those that no system gives to whoever asks for any.
+
+    It is seconds until they listen there, and one of the others may be anybody's by then.
+    """
+    while True:
+        port = random.SystemRandom().randrange(15_000, 30_000)
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
 
 
 def is_running(session):
@@ -241,7 +253,10 @@ def test_accelerate_that_goes_back_to_the_first_epoch_is_an_error(folder):
 
 def test_an_interrupted_program_says_no_more_than_that(folder):
     path = folder / "program.py"
-    path.write_text(program("plain"))
+    text = program("plain")
+    epochs = "for epoch in range(loader.epoch, 2):"
+    assert epochs in text
+    path.write_text(text.replace(epochs, "while True:"))  # or it may be through before the interrupt comes
     (folder / "said.py").write_text(SAID)
     process = subprocess.Popen(
         [sys.executable, path],
@@ -254,8 +269,7 @@ def test_an_interrupted_program_says_no_more_than_that(folder):
     assert process.stdout.readline().startswith("STEP 0 4 ")
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
-    assert errors.count("Traceback") == 1
-    assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert tells_of_interrupt(errors), errors
 
 
 def test_the_demo_goes_on_with_the_same_samples_after_it_was_killed(tmp_path):

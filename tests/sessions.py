@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -29,6 +30,16 @@ def interrupt_session(run):
         assert run.poll() is not None
 
 
+def tells_of_interrupt(err):
+    """Tell whether a program that ended by an interrupt said so once and nothing else: one process, in one traceback.
+
+    What it was just handling when the interrupt came is told before, as Python does.
+    """
+    handled = err.count("During handling of the above exception, another exception occurred")
+    told = re.findall(r"^KeyboardInterrupt$", err, re.MULTILINE)
+    return len(told) == 1 == err.count("Traceback") - handled and err.endswith("KeyboardInterrupt\n")
+
+
 def members_of(session):
     """Return the processes of a session that have not ended."""
     found = []
@@ -44,7 +55,7 @@ def members_of(session):
 
 def wait_until_gone(session):
     """Wait until no process of a session is left."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while members_of(session):
         assert time.monotonic() < deadline, "worker processes outlive their parent"
         time.sleep(0.02)

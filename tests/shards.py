@@ -146,8 +146,12 @@ def read_all(dataset):
     return [(sample.key, sample.read()) for sample in dataset]
 
 
-def index_and_read(folder):
-    """Make a dataset of a folder, with its catalog, and read all of it."""
+def index_and_read(folder, cache):
+    """Make a dataset of a folder, with its catalog in a cache, and read all of it.
+
+    The cache is told, because a process may be forked by a server that began with the environment of another test.
+    """
+    os.environ["SHARDSET_CACHE"] = cache
     return read_all(discover_dataset(folder))
 
 

@@ -414,10 +414,11 @@ def test_processes_may_index_one_folder_at_once(folder):
     for path in cache_root().glob("catalogs/*/*"):
         path.unlink()
     queue = context.Queue()
-    processes = [context.Process(target=send, args=(queue, index_and_read, str(folder))) for _ in range(3)]
+    arguments = (queue, index_and_read, str(folder), str(cache_root()))
+    processes = [context.Process(target=send, args=arguments) for _ in range(3)]
     for process in processes:
         process.start()
-    assert [queue.get(timeout=60) for _ in processes] == [expected] * 3
+    assert [queue.get(timeout=120) for _ in processes] == [expected] * 3
     for process in processes:
         process.join(60)
     assert opened(folder)[1] == []

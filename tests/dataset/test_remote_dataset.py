@@ -13,6 +13,7 @@ import tarfile
 import threading
 import time
 from collections import Counter
+from itertools import count
 
 import pytest
 
@@ -34,10 +35,11 @@ from shardset.loading.cursor import TarDataLoader
 from shardset.policy import Policy
 from shardset.storage import HttpStore, Retry
 from shardset.tasks import index_dataset
+from timing import least_seconds
 
 pytestmark = pytest.mark.servers
 
-QUICK = Retry(attempts=3, first_wait=0.01, longest_wait=0.05, stall=2)
+QUICK = Retry(attempts=3, first_wait=0.01, longest_wait=0.05)
 SHARDS = 8
 SAMPLES = 6
 
@@ -140,6 +142,13 @@ def test_a_catalog_alone_opens_without_any_request(server):
     assert asked(server).keys() == {("GET", "/d/0.tar")}
 
 
+def until(condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def read_some(dataset, indices):
     """What a worker process does."""
     return [(sample.key, sample.read()) for sample in map(dataset.__getitem__, indices)]
@@ -175,17 +184,20 @@ def test_scattered_samples_are_fetched_side_by_side_and_once():
         assert len({index // 20 for index in wanted}) > 10
         right = expected(16, samples=20, size=4000)
         len(dataset)
-        server.forget()
         server.add(Fault.latency(0.1))
-        begin = time.monotonic()
-        samples = dataset.read_samples(wanted, copy=True)
-        took = time.monotonic() - begin
-        assert samples == [{"__key__": right[index][0], **right[index][1]} for index in wanted]
-        assert len(server.requests()) <= len({index // 20 for index in wanted})  # these shards are small: one read each
-        assert took < 1
-        begin = time.monotonic()
-        assert dataset.read_field(wanted, "jpg", copy=True) == [right[index][1]["jpg"] for index in wanted]
-        assert time.monotonic() - begin < 1
+
+        def read():
+            server.forget()
+            samples = dataset.read_samples(wanted, copy=True)
+            assert samples == [{"__key__": right[index][0], **right[index][1]} for index in wanted]
+            # These shards are small: one read each.
+            assert len(server.requests()) <= len({index // 20 for index in wanted})
+
+        def read_pictures():
+            assert dataset.read_field(wanted, "jpg", copy=True) == [right[index][1]["jpg"] for index in wanted]
+
+        assert least_seconds(read, 1) < 1
+        assert least_seconds(read_pictures, 1) < 1
 
 
 def test_samples_whose_fields_differ_are_fetched_together():
@@ -232,8 +244,7 @@ def test_an_epoch_reads_each_shard_in_few_requests_and_ahead_of_its_reader(serve
     server.forget()
     samples = dataset.iter_dicts()
     first = next(samples)
-    time.sleep(0.3)
-    assert len(server.requests()) > 1  # more was asked for than was taken
+    until(lambda: len(server.requests()) > 1)  # more is asked for than was taken
     found = [first, *samples]
     assert [sample["__key__"] for sample in found] == [key for key, _ in expected()]
     assert asked(server) == {("GET", f"/d/{n}.tar"): 1 for n in range(SHARDS)}
@@ -258,16 +269,20 @@ def test_the_loader_reads_each_shard_in_few_requests(server):
 def test_indexes_and_payloads_of_many_shards_are_asked_for_side_by_side(tmp_path):
     with FaultServer() as server:
         fill(server, 16, samples=4)
-        dataset = quick(server)
         server.add(Fault.latency(0.1))
-        begin = time.monotonic()
-        entries = TarDataLoader(dataset).load_samples([(shard, number) for shard in range(16) for number in range(4)])
-        assert len({entry.path for entry in entries}) == 64
-        assert time.monotonic() - begin < 1.5  # three requests a shard, one after the other, are 4.8 s
-        dataset = quick(server)
-        begin = time.monotonic()
-        dataset.enable_metadata_cache(tmp_path, init_shard_count=16)
-        assert time.monotonic() - begin < 1.5
+        places = [(shard, number) for shard in range(16) for number in range(4)]
+        numbers = count()
+
+        def read(dataset):
+            assert len({entry.path for entry in TarDataLoader(dataset).load_samples(places)}) == 64
+
+        def keep(dataset):
+            dataset.enable_metadata_cache(tmp_path / str(next(numbers)), init_shard_count=16)
+
+        for act in (read, keep):
+            datasets = (quick(server) for _ in count())
+            # Three requests a shard, one after the other, are 4.8 s.
+            assert least_seconds(lambda act=act, datasets=datasets: act(next(datasets)), 1.5) < 1.5
 
 
 # ---- failures
@@ -437,7 +452,7 @@ def test_a_cached_dataset_is_read_when_its_server_is_gone(tmp_path):
     assert read_all(again) == expected()
     assert [(sample.pop("__key__"), sample) for sample in again.iter_dicts()] == expected()
     assert again.cache.is_cached(SHARDS - 1)
-    assert time.monotonic() - begin < 3
+    assert time.monotonic() - begin < 15
 
 
 def test_the_loader_reads_a_cached_dataset_when_its_server_is_gone(tmp_path):
@@ -451,7 +466,7 @@ def test_the_loader_reads_a_cached_dataset_when_its_server_is_gone(tmp_path):
     again.enable_shard_cache(tmp_path)
     begin = time.monotonic()
     assert [(entry.path, entry.data) for entry in TarDataLoader(again)] == right
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 15
     assert not again.report.counts  # an index that was never there is not a bad one
 
 
@@ -480,10 +495,7 @@ def test_the_cache_of_a_dataset_is_asked_by_number(server, tmp_path):
     assert not dataset.cache.is_cached(0)
     assert dataset.cache.progress(0) is None
     assert dataset.cache.prepare([0, 2, 2]) == [0, 2]
-    end = time.monotonic() + 10
-    while not (dataset.cache.is_cached(0) and dataset.cache.is_cached(2)):
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: dataset.cache.is_cached(0) and dataset.cache.is_cached(2))
     assert dataset.cache.prepare([0, 2]) == []
     assert dataset.cache.progress(2) == len(tar_bytes(members_of(2)))
     assert not dataset.cache.is_downloading(2)
@@ -503,10 +515,7 @@ def test_a_background_download_that_fails_raises_where_its_shard_is_read(server,
     dataset.enable_shard_cache(tmp_path)
     server.add(Fault.status(403), path="/d/1.tar")
     assert dataset.cache.prepare([0, 1]) == [0, 1]
-    end = time.monotonic() + 10
-    while dataset.cache.is_downloading(1) or not dataset.cache.is_cached(0):
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: dataset.cache.is_cached(0) and not dataset.cache.is_downloading(1))
     assert dataset[0].read() == expected()[0][1]
     with pytest.raises(AccessError, match=r"/d/1\.tar"):
         dataset[SAMPLES].read()
@@ -651,7 +660,7 @@ def test_a_url_that_is_signed_anew_is_the_same_shard(server, tmp_path):
 
 
 def test_an_index_that_broke_off_goes_on_where_it_stopped(server):
-    server.add(Fault.latency(0.5), path="/d/5.tar", method="GET")  # the others are done by then
+    server.add(Fault.latency(0.9), path="/d/5.tar", method="GET")  # the others are done by then
     server.add(Fault.status(403), path="/d/5.tar", method="GET")
     with pytest.raises(AccessError, match=r"/d/5\.tar"):
         len(quick(server))

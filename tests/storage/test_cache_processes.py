@@ -107,7 +107,9 @@ def test_a_kill_at_any_moment_loses_nothing_and_the_limit_holds(made, folder, bl
     watcher = Watcher(folder, limit)
     moments = random.Random(7)
     left_behind = 0
-    for round_ in range(25):
+    for round_ in range(100):
+        if round_ >= 25 and left_behind > 5:  # a busy machine may not have begun when it is killed
+            break
         processes = [start(read_all, store, URLS, 10 * round_ + one) for one in range(2)]
         time.sleep(moments.uniform(0.01, 0.15))
         for process in processes:
@@ -129,7 +131,7 @@ def test_a_kill_at_any_moment_loses_nothing_and_the_limit_holds(made, folder, bl
 
 @pytest.mark.slow
 def test_another_takes_over_from_a_downloader_that_is_killed(made, folder):
-    made.delay = 0.05
+    made.delay = 0.15
     store = CachedStore(made, folder, limit=20 * ROOM)
     first = start(read_all, store, URLS[:1])
     until = time.monotonic() + 20
@@ -167,7 +169,7 @@ def test_a_forked_child_keeps_no_download_of_its_parent_locked(made, folder):
         os.waitpid(parent, 0)
         began = time.monotonic()
         read_all(store, URLS[:1])
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 20
     finally:
         os.kill(child, signal.SIGKILL)
 
@@ -246,7 +248,7 @@ while not made.fetches():
         [sys.executable, "-W", "error", "-c", code], env=environment, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     assert files_of(folder, ".part") == files_of(folder, ".lock") == []
 
 

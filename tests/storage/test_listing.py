@@ -335,6 +335,8 @@ def test_the_time_that_a_hostile_page_takes_grows_no_faster_than_its_length(piec
 
     # A square would be 64 times as long for 8 times the length, and minutes for ten megabytes.
     short, long = seconds(20_000), seconds(160_000)
+    if long >= 24 * short + 0.2:  # a busy machine: once more
+        short, long = min(short, seconds(20_000)), min(long, seconds(160_000))
     assert long < 24 * short + 0.2
 
 

@@ -585,7 +585,7 @@ def test_what_is_not_in_memory_is_told_and_comes_there_when_it_is_asked_for(tmp_
     os.posix_fadvise(reader._handle, 0, 0, os.POSIX_FADV_DONTNEED)
     if not reader.is_in_memory(4 << 20):  # a file system in memory drops nothing
         reader.advise([4 << 20], [1 << 20])
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while not reader.is_in_memory(4 << 20) and time.monotonic() < end:
             time.sleep(0.01)
     assert reader.is_in_memory(4 << 20)

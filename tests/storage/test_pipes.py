@@ -53,7 +53,7 @@ def is_running(process):
     return False
 
 
-def wait_until(condition, seconds=5):
+def wait_until(condition, seconds=30):
     limit = time.monotonic() + seconds
     while not condition() and time.monotonic() < limit:
         time.sleep(0.01)
@@ -83,10 +83,10 @@ def test_nothing_is_started_before_the_first_read(tmp_path):
 
 
 def test_what_is_there_is_given_before_the_rest_has_come():
-    with PipeReader("pipe:echo first; sleep 20; echo second") as stream:
+    with PipeReader("pipe:echo first; sleep 300; echo second") as stream:
         began = time.monotonic()
         assert stream.read_some() == b"first\n"
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 60
 
 
 @pytest.mark.parametrize(
@@ -142,10 +142,10 @@ def test_a_command_that_complains_a_lot_is_not_held_up(file, capfd):
 
 def test_what_a_command_leaves_running_does_not_hold_up_its_end():
     began = time.monotonic()
-    stream = PipeReader("pipe:echo x; sleep 30 >/dev/null & echo $!")
+    stream = PipeReader("pipe:echo x; sleep 300 >/dev/null & echo $!")
     first, process = read_all(stream).split()
     assert first == b"x"
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     os.kill(int(process), signal.SIGKILL)
 
 
@@ -213,10 +213,10 @@ def test_a_command_that_is_abandoned_is_killed_at_once_with_all_that_it_started(
     else:
         del stream
         gc.collect()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
     assert command.process.returncode == -signal.SIGKILL
     assert wait_until(lambda: not group_runs(shell))
-    assert handles() == before
+    assert wait_until(lambda: handles() <= before)  # what others had open may be gone
 
 
 def group_runs(group):
@@ -232,7 +232,7 @@ def test_many_streams_that_are_read_leave_no_handles_and_no_children(file):
     before = handles()
     for _ in range(30):
         assert read_all(PipeReader(f"pipe:head -c 100 {file}")) == CONTENT[:100]
-    assert handles() == before
+    assert wait_until(lambda: handles() <= before)
     assert not list(_commands)
 
 
@@ -339,10 +339,10 @@ def test_a_forked_child_does_not_keep_a_command_from_seeing_its_end(tmp_path):
         writer.flush()
         child = os.fork()
         if not child:
-            time.sleep(5)
+            time.sleep(120)
             os._exit(0)
         began = time.monotonic()
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 60
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     assert (tmp_path / "out").read_bytes() == b"some"
@@ -415,14 +415,18 @@ def test_a_command_whose_writer_fails_is_killed_and_does_not_take_a_part_for_the
 
 
 def test_an_interrupt_ends_the_wait_for_a_command():
-    timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
-    timer.start()
+    timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
     stream = PipeReader("pipe:sleep 300")
+
+    def read():
+        timer.start()  # here, where the interrupt is waited for
+        stream.read_some()
+
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt), stream:
-        stream.read_some()
+        read()
     timer.join()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert stream._command.process.returncode == -signal.SIGKILL
 
 

@@ -255,7 +255,7 @@ def test_sixty_four_reads_with_twenty_milliseconds_of_latency_take_little_more_t
     ranges = [(number * 10_000, 100) for number in range(64)]
     read(ranges, Watch(0.001), gap=0)  # starts the threads
     took = []
-    while len(took) < 20 and min(took, default=1) > 0.08 * 1.15:  # the machine may be busy with something else
+    while len(took) < 50 and min(took, default=1) > 0.08 * 1.15:  # the machine may be busy with something else
         watch = Watch(0.02)
         start = time.perf_counter()
         answers = read(ranges, watch, gap=0, at_once=16)
@@ -275,7 +275,7 @@ def test_the_first_error_is_raised_and_what_has_not_begun_is_given_up():
             barrier.wait(10)
         if offset == 2000:
             raise OSError("this one")
-        time.sleep(0.05)
+        time.sleep(0.5)  # so that the error comes before these end
         view[:] = bytes(len(view))
 
     with pytest.raises(OSError, match="this one"):

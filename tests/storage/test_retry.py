@@ -21,6 +21,7 @@ from shardset.storage.retry import (
     parse_retry_after,
 )
 from shardset.storage.threads import Jobs, pause
+from timing import least_seconds
 
 NOW = 784_111_777.0  # Sun, 06 Nov 1994 08:49:37 GMT, the example of RFC 9110
 URL = "https://example.org/a.tar"
@@ -280,9 +281,7 @@ def test_any_rate_limit_is_read_or_passed_over(value):
     "value", ['"' * 50_000, '"a"' + ";b" * 50_000 + "=", "a=1," * 50_000, '"a";r=0;t=1, ' * 20_000]
 )
 def test_a_hostile_rate_limit_takes_no_time(value):
-    start = time.process_time()
-    parse_rate_limit({"ratelimit": value})
-    assert time.process_time() - start < 0.5
+    assert least_seconds(lambda: parse_rate_limit({"ratelimit": value}), 0.5, clock=time.thread_time) < 0.5
 
 
 def test_what_an_answer_asks_for():
@@ -434,8 +433,8 @@ def test_a_hold_stops_all_others_also_those_that_wait_for_a_place():
         with budget.slot():
             waiting = [pool.submit(request, number) for number in range(10)]
             time.sleep(0.05)
-            budget.hold(0.3)
             held = time.monotonic()
+            budget.hold(0.3)
         for future in waiting:
             future.result(20)
     assert len(begins) == 10
@@ -444,14 +443,14 @@ def test_a_hold_stops_all_others_also_those_that_wait_for_a_place():
 
 def test_a_hold_that_grows_while_somebody_waits_is_kept():
     budget = HostBudget()
-    budget.hold(0.1)
+    budget.hold(0.5)  # long enough for a busy machine to come to the second one meanwhile
     start = time.monotonic()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(begin, budget)
         time.sleep(0.05)
-        budget.hold(0.3)
-        waiting.result(10)
-    assert time.monotonic() - start >= 0.34
+        budget.hold(0.8)
+        waiting.result(30)
+    assert time.monotonic() - start >= 0.84
 
 
 @pytest.mark.parametrize("why", ["held", "full"])
@@ -467,7 +466,7 @@ def test_a_job_that_was_given_up_stops_waiting_for_its_host(why):
     jobs.give_up()
     start = time.monotonic()
     with pytest.raises(CancelledError):
-        waiting.result(10)
-    assert time.monotonic() - start < 20
+        waiting.result(30)
+    assert time.monotonic() - start < 30
     if why == "held":  # and its place is free again
         assert budget._slots.acquire(timeout=1)

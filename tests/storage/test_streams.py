@@ -85,9 +85,10 @@ def test_every_kind_of_place_gives_the_same_bytes(file, server):
 
 
 def test_nothing_is_opened_before_the_first_read(tmp_path):
-    before, threads = handles(), threading.active_count()
+    before, threads = handles(), {*threading.enumerate()}
     streams = [open_stream(source) for source in (f"{tmp_path}/none", "http://127.0.0.1:1/a", "pipe:sleep 9", "-")]
-    assert (handles(), threading.active_count()) == (before, threads)
+    assert handles() <= before  # those of other tests may end meanwhile
+    assert {*threading.enumerate()} <= threads
     with pytest.raises(NotFoundError):
         streams[0].read_some()
     for stream in streams:
@@ -189,7 +190,7 @@ def test_a_server_without_ranges_is_read_by_one_answer(server):
     assert read_all(open_stream(f"{server.url}a.tar")) == CONTENT
     with open_stream(f"{server.url}a.tar") as stream:  # and what is abandoned ends
         assert stream.read_some()
-    limit = time.monotonic() + 10
+    limit = time.monotonic() + 60
     while any(thread.name == "shardset-stream" for thread in threading.enumerate()) and time.monotonic() < limit:
         time.sleep(0.01)
     assert not any(thread.name == "shardset-stream" for thread in threading.enumerate())

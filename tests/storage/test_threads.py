@@ -125,7 +125,7 @@ def test_the_first_error_is_raised_and_jobs_that_have_not_begun_are_given_up(at_
         begun.append(number)
         if number == 5:
             raise ValueError("five")
-        time.sleep(0.005)
+        time.sleep(0.005 if number < 5 else 0.3)  # so that the error comes before these end
 
     with pytest.raises(ValueError, match="five"):
         run_all([partial(job, number) for number in range(1000)], at_once)
@@ -299,7 +299,7 @@ def test_a_pause_lasts_as_long_as_it_should():
     for seconds in (0.0, 0.05, 0.3):
         start = time.perf_counter()
         pause(seconds)
-        assert seconds <= time.perf_counter() - start < seconds + 5
+        assert seconds <= time.perf_counter() - start < seconds + 30
 
 
 # Processes
@@ -363,7 +363,7 @@ assert len(done) == 4 and threading.active_count() > 1
 import atexit
 atexit.register(lambda: (threads.run_all([lambda: done.append(1)] * 4, 4), print(len(done))))
 """
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=20, text=True)
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=60, text=True)
     assert done.stdout == "8\n"  # at the end of the interpreter, too, though there can be no more threads then
     assert not done.stderr
 
@@ -425,7 +425,7 @@ def test_what_nobody_takes_any_more_is_given_up(mapped):
     assert wait_until(lambda: len(begun) > 2)
     before = time.monotonic()
     results.close()
-    assert time.monotonic() - before < 10
+    assert time.monotonic() - before < 40
     assert len(begun) <= 12
 
 
@@ -439,7 +439,7 @@ def test_long_tasks_may_wait_for_the_pool_themselves():
 
 
 def wait_until(condition):
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while time.monotonic() < end and not condition():
         time.sleep(0.005)
     return condition()

@@ -12,7 +12,7 @@ import pytest
 
 from conftest import DATA
 from killing import TESTS, kill_at_every_step
-from sessions import interrupt_session, start_session, wait_until_gone
+from sessions import interrupt_session, start_session, tells_of_interrupt, wait_until_gone
 from shards import (
     list_tree,
     make_members,
@@ -398,11 +398,11 @@ def test_a_run_that_is_stopped_takes_its_workers_along_and_is_finished_by_the_ne
             else:
                 time.sleep(0.25 + 0.1 * number)
                 run.kill()
-            _, err = run.communicate(timeout=60)
+            out, err = run.communicate(timeout=60)
         stopped += run.returncode != 0
         if how == signal.SIGINT and run.returncode:
-            assert err.rstrip().endswith("KeyboardInterrupt")
-            assert err.count("Traceback") == err.count("KeyboardInterrupt") == 1
+            # What comes as the interpreter ends, after all is done, ends it without a word.
+            assert tells_of_interrupt(err) or (out.endswith("done\n") and not err), err
         wait_until_gone(run.pid)
         if how == signal.SIGINT:
             shutil.rmtree(tmp_path / "done", ignore_errors=True)

@@ -162,7 +162,7 @@ def test_a_command_that_still_runs_is_killed_and_nobody_waits(file, how):
     else:
         del stream
         gc.collect()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
     assert process.returncode == -signal.SIGKILL
 
 
@@ -205,7 +205,7 @@ def test_a_command_that_fails_to_write_raises_when_it_is_closed():
     began = time.monotonic()
     with pytest.raises(TransferError, match="did not end within"):
         stream.close()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
     with pytest.raises(io.UnsupportedOperation):
         Pipe("cat > /dev/null", mode="wb").read()
 

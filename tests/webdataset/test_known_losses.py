@@ -103,8 +103,8 @@ def test_365_an_iterator_that_is_left_alone_leaves_no_process_and_does_not_wait(
         iterator = iter(wds.WebDataset(f"pipe:cat {path}; sleep {marker}{number}"))
         next(iterator)
         del iterator
-    assert time.monotonic() - begun < 10
-    deadline = time.monotonic() + 5
+    assert time.monotonic() - begun < 60
+    deadline = time.monotonic() + 30
     while any(marker in line for line in children()) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not [line for line in children() if marker in line]

