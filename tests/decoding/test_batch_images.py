@@ -416,7 +416,49 @@ def test_images_in_the_shape_of_the_batch_before_are_decoded_straight_into_one_a
     filled(decoder.begin("jpg", payloads), payloads)
     assert len(read) == 9
     batch = decoder.begin("jpg", payloads)
-    assert len(read) == 9  # each is read by who decodes the image
+    assert len(read) == 9  # they are read by who decodes the images
     array = filled(batch, payloads)
-    assert len(read) == 18
+    assert len(read) == 9  # these begin like those
+    other = encoded(photograph((24, 16), number=1), quality=50)
+    filled(decoder.begin("jpg", payloads), [*payloads[:7], other, other])
+    assert read[9:] == [other]
     assert all(np.shares_memory(array, batch.value(place)) for place in range(9))
+
+
+def test_images_that_begin_like_the_one_before_come_out_as_they_do_alone():
+    chance = random.Random(11)
+    picture, other = photograph((24, 24)), photograph((24, 24), number=1)
+    whole = encoded(picture, quality=85)
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 6
+    payloads = [
+        *(whole, encoded(other, quality=85), encoded(other, quality=50), encoded(other.convert("L"))),
+        *(
+            encoded(other.convert("CMYK")),
+            encoded(other, exif=exif),
+            encoded(other, "PNG"),
+            encoded(photograph((16, 24))),
+        ),
+        *(whole[:-200], whole[: len(whole) // 2], whole[:200], whole[:3], b""),
+    ]
+
+    def alone(payload, options):
+        try:
+            return decoded([payload], options)[0]
+        except Exception as error:  # noqa: BLE001 - whatever it is, the batch is to raise the same
+            return type(error)
+
+    for options in (Decode(), Decode(mode="l"), Decode(mode="rgba"), Decode(orient=False), Decode(size=24)):
+        wanted = {payload: alone(payload, options) for payload in payloads}
+        decoder = BatchDecoder(options)
+        for _ in range(40):
+            drawn = chance.choices(payloads, [8, 8, *[1] * (len(payloads) - 2)], k=12)
+            batch = decoder.begin("jpg", drawn)
+            for place, payload in enumerate(drawn):
+                want = wanted[payload]
+                if isinstance(want, type):
+                    with pytest.raises(want):
+                        batch.decode(place, memoryview(payload), 0)
+                else:
+                    batch.decode(place, memoryview(payload), 0)
+                    assert np.array_equal(batch.value(place), want)

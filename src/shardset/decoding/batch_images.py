@@ -21,7 +21,7 @@ from .options import CHANNELS
 from .shaping import copy_turned, fit, jpeg_scale, turned_back
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -35,6 +35,12 @@ _TURNED_BY_PILLOW: Final = (TURNED_BY_FORMAT - {"avif"}) | {"tiff"}
 """Kinds that come out of Pillow and its plugins as they are shown: of AVIF, libavif leaves it to its caller."""
 
 
+_MODES: Final[Mapping[str, str]] = {"l": "GRAY", "rgb": "RGB", "rgba": "RGBA"}
+"""What simplejpeg calls modes."""
+_HEADS: Final = 15
+"""Beginnings of JPEGs that are remembered beside the newest: encoders write few different ones."""
+_LONGEST_HEAD: Final = 8192
+"""Bytes of them: longer ones hold a preview or the like, and no other image begins so."""
 _FEW: Final = 8
 """Images whose headers are always read first: that costs little, and single images may well have a shape each."""
 
@@ -104,6 +110,16 @@ def decode_shaped(
     return _finish(image, plan, options, target)
 
 
+def is_as_stored(geometry: Geometry, options: Decode, shape: tuple[int, int] | None) -> bool:
+    """Tell whether an image is a JPEG whose array is what libjpeg gives: not scaled, cut, turned, or made grey."""
+    return (
+        geometry.kind == "jpeg"
+        and (geometry.components == 1 or (geometry.components == 3 and options.mode != "l"))
+        and (geometry.orientation == 1 or not options.orient)
+        and shape in {None, (geometry.height, geometry.width)}
+    )
+
+
 def _decode_jpeg(
     payload: Any,
     geometry: Geometry,
@@ -119,9 +135,9 @@ def _decode_jpeg(
     width, height = size = (geometry.width, geometry.height)
     orientation = geometry.orientation if options.orient else 1
     is_grey = options.mode == "l" and geometry.components == 3  # which Pillow makes of colours, and libjpeg otherwise
-    mode = "RGB" if is_grey else "GRAY" if options.mode == "l" else options.mode.upper()
+    mode = "RGB" if is_grey else _MODES[options.mode]
     channels = 3 if is_grey else CHANNELS[options.mode]
-    if orientation == 1 and not is_grey and (target.shape is None or target.shape == (height, width)):
+    if is_as_stored(geometry, options, target.shape):
         out = target.room((height, width, channels))
         return out if _decode_into(payload, mode, out, {}) else None
     plan = fit(size, orientation, target.shape, options.crop, target.seed)
@@ -192,6 +208,29 @@ def _check_size(geometry: Geometry, size: tuple[int, int], wanted: tuple[int, in
         )
 
 
+class Seen:
+    """What the images of a field have been like so far, for those to come. Threads may share it.
+
+    Attributes:
+        shape: Height and width of all images of the batch before; None if they had several.
+    """
+
+    def __init__(self) -> None:
+        self.shape: tuple[int, int] | None = None
+        self._heads: tuple[tuple[bytes, ...], int, tuple[int, int] | None] = ((), 0, None)
+
+    def remember(self, head: bytes, shape: tuple[int, int]) -> None:
+        """Remember how a JPEG begins that comes out in a shape just as it is stored."""
+        heads, longest, of = self._heads
+        if len(head) <= _LONGEST_HEAD:
+            self._heads = (*heads[-_HEADS:], head) if of == shape else (head,), max(longest, len(head)), shape
+
+    def knows(self, payload: Any, shape: tuple[int, int]) -> bool:
+        """Tell whether a payload begins like one that came out in a shape just as it is stored, and so does too."""
+        heads, longest, of = self._heads
+        return of == shape and bytes(payload[:longest]).startswith(heads)
+
+
 class ImageBatch:
     """The images of one field of a batch: an array if all have one shape, else a list.
 
@@ -204,8 +243,7 @@ class ImageBatch:
         payloads: One a place.
         shape: Height and width that they are wanted in; None for what the options say.
         slabs: Where memory comes from.
-        shapes: Height and width of the images of the batch before, under `field`, if all had one; kept up to date.
-        field: The name of the field.
+        seen: What images of the field have been like; kept up to date.
     """
 
     def __init__(
@@ -214,15 +252,12 @@ class ImageBatch:
         payloads: Sequence[Any],
         shape: tuple[int, int] | None,
         slabs: Slabs,
-        *,
-        shapes: dict[str, tuple[int, int]] | None = None,
-        field: str = "",
+        seen: Seen | None = None,
     ) -> None:
         self._options = options
         self._shape = shape or options.shape
         self._slabs = slabs
-        self._shapes = {} if shapes is None else shapes
-        self._field = field
+        self._seen = Seen() if seen is None else seen
         self._payloads = [payload_of(payload) or b"" for payload in payloads]
         self._headers: list[Geometry | None] | None = None
         self._slab = self._make_slab()
@@ -230,7 +265,7 @@ class ImageBatch:
         self._in_slab = bytearray(len(payloads))
 
     def _make_slab(self) -> Pixels | None:
-        expected = self._shape or self._shapes.get(self._field)
+        expected = self._shape or self._seen.shape
         if expected is None:
             limit = self._options.max_pixels
             self._headers = [parse_geometry(payload) for payload in self._payloads]
@@ -250,10 +285,16 @@ class ImageBatch:
         given, payload = payload, payload_of(payload)
         if payload is None:
             raise not_a_payload(given)
-        headers = self._headers if payload is self._payloads[place] else None
-        geometry = parse_geometry(payload) if headers is None else headers[place]
         slot = None if self._slab is None else self._slab[place]
-        pixels = decode_shaped(payload, geometry, self._options, Target(self._shape, seed, slot), self._slabs)
+        mode = _MODES[self._options.mode]
+        if slot is not None and self._seen.knows(payload, slot.shape[:2]) and _decode_into(payload, mode, slot, {}):
+            pixels = slot
+        else:
+            headers = self._headers if payload is self._payloads[place] else None
+            geometry = parse_geometry(payload) if headers is None else headers[place]
+            pixels = decode_shaped(payload, geometry, self._options, Target(self._shape, seed, slot), self._slabs)
+            if pixels is slot and geometry is not None and is_as_stored(geometry, self._options, self._shape):
+                self._seen.remember(bytes(payload[: geometry.head_bytes]), slot.shape[:2])
         self._values[place] = pixels
         self._in_slab[place] = pixels is slot
 
@@ -279,9 +320,7 @@ class ImageBatch:
         """As `FieldBatch.finish`."""
         self._payloads, self._headers = [], None
         is_whole = self._slab is not None and all(self._in_slab)
-        if is_whole and self._shape is None and len(self._values) >= _FEW:
-            assert self._slab is not None  # noqa: S101 - it is whole
-            self._shapes[self._field] = self._slab.shape[1:3]
-        else:  # a wrong guess costs a copy, so that the next batch is not guessed
-            self._shapes.pop(self._field, None)
+        # A wrong guess costs a copy, so that the next batch is not guessed.
+        is_known = is_whole and self._shape is None and len(self._values) >= _FEW
+        self._seen.shape = self._slab.shape[1:3] if is_known and self._slab is not None else None
         return self._slab if is_whole else stack(self._values)

@@ -11,7 +11,7 @@ import numpy as np
 from shardset.errors import DecodeError
 from shardset.formats.geometry import parse_geometry
 
-from .batch_images import ImageBatch, Target, decode_shaped
+from .batch_images import ImageBatch, Seen, Target, decode_shaped
 from .clips import Clip, decode_clip
 from .field_batch import BUFFERS, FieldBatch, ValueBatch, not_a_payload, payload_of, stack
 from .images import IMAGE_SUFFIXES, is_readable
@@ -52,7 +52,7 @@ class BatchDecoder:
         self.options = options
         self._slabs = Slabs()
         self._hows: dict[str, How] = {}
-        self._shapes: dict[str, tuple[int, int]] = {}
+        self._seen: dict[str, Seen] = {}
 
     def reads(self, field: str) -> bool:
         """Tell whether a field is wanted as its payload; if not, as a seekable file.
@@ -81,7 +81,7 @@ class BatchDecoder:
             return ValueBatch(len(payloads), _unchanged)  # a feature of records that is called like a suffix
         if field[-3:].lower() == ".gz":
             return ValueBatch(len(payloads), partial(_gzipped, options=how, shape=shape, slabs=self._slabs))
-        return ImageBatch(how, payloads, shape, self._slabs, shapes=self._shapes, field=field)
+        return ImageBatch(how, payloads, shape, self._slabs, self._seen.setdefault(field, Seen()))
 
     def _how(self, field: str) -> How:
         if self.options is None:
@@ -92,6 +92,7 @@ class BatchDecoder:
             how = _find(field, self.options)
         if len(self._hows) >= _NAMES_KEPT:
             self._hows.clear()
+            self._seen.clear()
         self._hows[field] = how
         return how
 

@@ -55,6 +55,8 @@ class Geometry:
         orientation: EXIF orientation, 1 to 8; 1 where none is given or it is none of these. Whether it is left to who
             decodes or done by the decoder: see `TURNED_BY_FORMAT`.
         components: Colour components of a JPEG; 0 for other kinds.
+        head_bytes: Of a JPEG, how many of its first bytes all this follows from: whatever begins with the same ones has
+            the same geometry. 0 for other kinds.
     """
 
     kind: str
@@ -62,6 +64,7 @@ class Geometry:
     height: int
     orientation: int = 1
     components: int = field(default=0, compare=False)
+    head_bytes: int = field(default=0, compare=False)
 
     @property
     def display_size(self) -> tuple[int, int]:
@@ -201,7 +204,7 @@ def _parse_jpeg(flat: Flat) -> Geometry | None:
             # A height of 0 means that it is told after the first scan (DNL); decoders refuse it too.
             if not width or not height or length != 8 + 3 * components:
                 return None
-            return Geometry("jpeg", width, height, orientation or 1, components)
+            return Geometry("jpeg", width, height, orientation or 1, components, position + 10)
         elif marker == _APP1:
             # The first EXIF segment counts. One behind the frame header would break the standard, and is not sought.
             if not orientation and flat[position + 4 : position + 10] == b"Exif\0\0":
