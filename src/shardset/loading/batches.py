@@ -188,9 +188,9 @@ class Making:
     def _read_plain(self, windows: Sequence[Window]) -> Columns | None:
         """Read what is left as it is, field by field; None if something is to be done about a sample."""
         maker = self._maker
-        if maker.decodes or maker.as_samples or not maker.copies or self.sources is not None or maker.columns[0].values:
+        if maker.decodes or maker.as_samples or self.sources is not None or maker.columns[0].values:
             return None
-        found = maker.readers[0].read_columns(self.share.picks.samples, windows[0])
+        found = maker.readers[0].read_columns(self.share.picks.samples, windows[0], copy=maker.copies)
         return found if found is not None and len(found.fields) == len(maker.names_of_fields) else None
 
     def _read_rows(self, windows: Sequence[Window]) -> None:

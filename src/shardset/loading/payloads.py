@@ -49,7 +49,7 @@ class Columns(NamedTuple):
     """
 
     keys: list[str]
-    fields: dict[str, list[bytes]]
+    fields: dict[str, list[Any]]
 
 
 class _Alike(NamedTuple):
@@ -91,19 +91,20 @@ class PayloadReader:
         """As `WindowReader.read`."""
         return self.ahead.read(samples)
 
-    def read_columns(self, samples: Int64s, window: Window) -> Columns | None:
-        """Read samples as bytes, field by field, in the order asked.
+    def read_columns(self, samples: Int64s, window: Window, *, copy: bool) -> Columns | None:
+        """Read samples field by field, in the order asked.
 
         Args:
             samples: Their numbers.
             window: What has been read ahead.
+            copy: Give bytes; otherwise views of the map, or of what was read.
 
         Returns:
             None if it is not as simple as that: where fields differ or are missing, in records that are to be parsed,
             and if something cannot be read. Then `read` tells each sample's fate.
         """
         reader = BatchReader(window, self._lenient, self._report, _ignore)
-        parts: list[tuple[Int64s, list[str], dict[str, list[bytes]]]] = []
+        parts: list[tuple[Int64s, list[str], dict[str, list[Any]]]] = []
         for places, group, first_shard, rows in by_groups(self.dataset, samples):
             code = int(group.layout[rows[0]]) if len(rows) else -1
             if code < 0 or not (group.layout[rows] == code).all():
@@ -112,7 +113,7 @@ class PayloadReader:
                 called = list(self._records.names or ())
                 if not self._records.is_payload or len(called) > 1:
                     return None
-                payloads = list(reader.read_payloads(group, rows, first_shard, copy=True, verify=True))
+                payloads = list(reader.read_payloads(group, rows, first_shard, copy=copy, verify=True))
                 if None in payloads:
                     return None
                 parts.append((places, group.keys_of(rows), {called[0]: payloads}))
@@ -123,8 +124,8 @@ class PayloadReader:
             found = reader.read_columns(group, rows, first_shard, chosen)
             if found is None:
                 return None
-            copies = [list(map(memoryview.tobytes, column)) for column in found.values()]
-            parts.append((places, group.keys_of(rows), dict(zip(names, copies, strict=True))))
+            columns = [list(map(memoryview.tobytes, column)) if copy else column for column in found.values()]
+            parts.append((places, group.keys_of(rows), dict(zip(names, columns, strict=True))))
         if len(parts) == 1:
             return Columns(*parts[0][1:])
         return _merged(parts, len(samples))
@@ -264,7 +265,7 @@ def _unknown(shard: str, key: str) -> Failure:
     return Failure("read_failed", error, Place(shard, key=key, message=error.message))
 
 
-def _merged(parts: Sequence[tuple[Int64s, list[str], dict[str, list[bytes]]]], count: int) -> Columns | None:
+def _merged(parts: Sequence[tuple[Int64s, list[str], dict[str, list[Any]]]], count: int) -> Columns | None:
     """Put columns of several groups into the order asked, if they have the same names."""
     if not parts or any(list(fields) != list(parts[0][2]) for _, _, fields in parts):
         return None
