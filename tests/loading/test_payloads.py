@@ -47,10 +47,11 @@ def test_samples_come_in_the_order_asked_with_what_was_read_ahead_and_without(da
     other = reader.read_ahead(np.arange(3))
     for each in (window, reader.ahead.nothing, other):
         assert reader.read(numbers, each, copy=copy) == want
-        columns = reader.read_columns(numbers, each)
+        columns = reader.read_columns(numbers, each, copy=copy)
         assert columns.keys == [sample["__key__"] for sample in want]
         assert columns.fields == {name: [sample[name] for sample in want] for name in names}
-        assert all(type(payload) is bytes for column in columns.fields.values() for payload in column)
+        kind = bytes if copy else memoryview
+        assert all(type(payload) is kind for column in columns.fields.values() for payload in column)
 
 
 def test_columns_are_given_of_samples_in_several_groups_of_a_catalog(tmp_path, monkeypatch):
@@ -60,7 +61,7 @@ def test_columns_are_given_of_samples_in_several_groups_of_a_catalog(tmp_path, m
     assert dataset.catalog.num_groups == 3
     reader, _ = reader_of(dataset)
     numbers = np.random.default_rng(1).permutation(50)
-    columns = reader.read_columns(numbers, reader.read_ahead(numbers))
+    columns = reader.read_columns(numbers, reader.read_ahead(numbers), copy=True)
     assert columns.keys == [dataset[number].key for number in numbers.tolist()]
     assert columns.fields["jpg"] == [dataset[number]["jpg"] for number in numbers.tolist()]
 
@@ -72,14 +73,14 @@ def test_there_are_no_columns_of_samples_that_differ_or_of_records(tmp_path):
     numbers = np.arange(5)
     for fields in (None, ["jpg"], ["jpg;png"], {"a": "txt", "b": "txt"}):
         reader, report = reader_of(dataset, fields)
-        assert reader.read_columns(numbers, reader.ahead.nothing) is None
+        assert reader.read_columns(numbers, reader.ahead.nothing, copy=True) is None
         assert report.counts == {}
     reader, _ = reader_of(dataset, leave=lambda name: name == "jpg")
-    assert reader.read_columns(numbers[:3], reader.ahead.nothing) is None
+    assert reader.read_columns(numbers[:3], reader.ahead.nothing, copy=True) is None
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / "a.tfrecord").write_bytes(record_bytes([encode_example({"jpg": [b"x"]})] * 3))
     reader, _ = reader_of(shardset.discover_dataset(tmp_path / "r"))
-    assert reader.read_columns(np.arange(3), reader.ahead.nothing) is None
+    assert reader.read_columns(np.arange(3), reader.ahead.nothing, copy=True) is None
     assert [sample["jpg"] for sample in reader.read(np.arange(3), reader.ahead.nothing, copy=True)] == [[b"x"]] * 3
 
 
