@@ -147,7 +147,7 @@ def _torchcodec() -> Any:
     try:
         from torchcodec import decoders  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
-        raise MissingExtraError("torchcodec is not installed", extra="torchcodec") from error
+        raise MissingExtraError(f"torchcodec cannot be imported: {error}", extra="torchcodec") from error
     except (RuntimeError, OSError) as error:  # it is there, and what it stands on is not
         raise MissingExtraError(
             "torchcodec is installed and cannot start: it needs FFmpeg's shared libraries, and the torch that its "
