@@ -8,12 +8,11 @@ import random
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 
 import pytest
 
-from loading.watched import WatchedStore, until
+from loading.watched import WatchedStore, given_in_a_fork, until
 from servers.faults import Fault
 from servers.faulty import FaultServer
 from shards import private_cache, write_shard  # noqa: F401 - the fixture is autouse
@@ -284,19 +283,8 @@ def test_a_forked_child_goes_on_and_waits_for_no_thread_of_its_parent(make, stor
     store.gate.clear()
     got += seen(loader.next_batch() if how == "batches" else [next(loader)])
     until(lambda: store.under_way)
-    ours, theirs = os.pipe()
-    child = os.fork()
-    if not child:
-        threading.Timer(20, os._exit, [1]).start()
-        store.gate = threading.Event()
-        store.gate.set()
-        os.write(theirs, json.dumps([entry.path for entry in loader]).encode())
-        os._exit(0)
-    os.close(theirs)
-    os.waitpid(child, 0)
     names = [name for name, _ in wanted]
-    assert [name for name, _ in got] + json.loads(os.read(ours, 10_000) or b"[]") == names
-    os.close(ours)
+    assert [name for name, _ in got] + given_in_a_fork(loader, store) == names
     store.gate.set()
     assert got + seen(loader) == wanted
 

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import json
 import os
 import pickle
-import threading
 
 import pytest
 
-from loading.watched import WatchedStore, until
+from loading.watched import WatchedStore, given_in_a_fork, until
 from shards import private_cache, read_members, write_dataset, write_shard  # noqa: F401 - the fixture is autouse
 from shardset.dataset.opening import discover_dataset
 from shardset.loading.cursor import TarDataLoader
@@ -121,19 +119,8 @@ def test_a_forked_child_goes_on_and_waits_for_no_thread_of_its_parent(make, file
     store.gate.clear()
     found = [next(loader).path]
     until(lambda: store.under_way)
-    ours, theirs = os.pipe()
-    child = os.fork()
-    if not child:
-        threading.Timer(20, os._exit, [1]).start()
-        store.gate = threading.Event()
-        store.gate.set()
-        os.write(theirs, json.dumps([entry.path for entry in loader]).encode())
-        os._exit(0)
-    os.close(theirs)
-    os.waitpid(child, 0)
     names = [name for _, name, _ in files]
-    assert found + json.loads(os.read(ours, 10_000) or b"[]") == names
-    os.close(ours)
+    assert found + given_in_a_fork(loader, store) == names
     store.gate.set()
     assert found + [entry.path for entry in loader] == names
 
